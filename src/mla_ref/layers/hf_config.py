@@ -1,0 +1,124 @@
+"""MLAConfig from a checkpoint's config.json, in the format of Hugging Face transformers.
+
+The file says the same thing in more than one way, and every library fills in what it leaves out
+with a default of its own. So what this reader does not know, it refuses: a guessed YaRN factor or a
+bias that nobody adds gives a model that runs and is subtly worse.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from mla_ref.checks import describe, require_choice
+from mla_ref.layers.config import MLAConfig, default_softmax_scale
+from mla_ref.layers.rope import RopeConfig, YarnConfig
+
+# `rope_interleave` False is honoured by transformers for deepseek_v3 alone; the others ignore it.
+MODEL_TYPES = ("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa")
+
+_YARN_KEYS = frozenset(
+    {
+        "factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+    }
+)
+# Names of the embedding itself, not of a stretch. "type" is the older spelling of "rope_type".
+_ROPE_KEYS = frozenset({"rope_type", "type", "rope_theta"})
+
+
+def mla_config_from_hf(config: Mapping[str, Any], *, name: str | None = None) -> MLAConfig:
+    """Attention dimensions of one checkpoint.
+
+    The softmax scale is derived: (qk_nope + qk_rope)^-0.5, times mscale^2 where YaRN has an
+    `mscale_all_dim`. `head_dim` and `qk_head_dim` are not read: GLM's files hold 64 or 192 there,
+    and neither means anything for attention.
+
+    Args:
+        config: The parsed config.json.
+        name: What to call the model in errors and tables; its model_type if left out.
+
+    Raises:
+        ValueError: A key is missing, a model_type or a kind of rope is not known, or the file asks
+            for something that the layers here lack: biases, fewer KV heads than heads.
+    """
+    model_type = require_choice("model_type", config.get("model_type"), MODEL_TYPES)
+    if config.get("attention_bias", False):
+        raise ValueError(
+            "attention_bias is true: layers with biases are not supported, and no "
+            "released checkpoint has them"
+        )
+    heads = _required(config, "num_attention_heads")
+    # MLA has one latent for all heads; DeepSeek's files repeat the number of heads here.
+    if config.get("num_key_value_heads") not in (None, heads):
+        raise ValueError(
+            f"num_key_value_heads must equal num_attention_heads = {heads}, got "
+            f"{describe(config['num_key_value_heads'])}"
+        )
+    interleaved = config.get("rope_interleave", True)
+    if interleaved is not True and (interleaved is not False or model_type != "deepseek_v3"):
+        raise ValueError(
+            f"rope_interleave must be true for {model_type}, got {describe(interleaved)}"
+        )
+    nope, rope_dim = _required(config, "qk_nope_head_dim"), _required(config, "qk_rope_head_dim")
+    theta, yarn = _rope(config)
+    return MLAConfig(
+        name=name or model_type,
+        hidden_size=_required(config, "hidden_size"),
+        num_layers=_required(config, "num_hidden_layers"),
+        num_heads=heads,
+        q_lora_rank=_required(config, "q_lora_rank"),
+        kv_lora_rank=_required(config, "kv_lora_rank"),
+        qk_nope_head_dim=nope,
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=_required(config, "v_head_dim"),
+        rope=RopeConfig(rope_dim, theta, interleaved=interleaved, yarn=yarn),
+        rms_norm_eps=float(_required(config, "rms_norm_eps")),
+        softmax_scale=default_softmax_scale(nope, rope_dim, yarn),
+    )
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
+    """Base and stretch, from `rope_parameters` or from the older `rope_theta` + `rope_scaling`."""
+    if config.get("rope_parameters") and config.get("rope_scaling"):
+        raise ValueError(
+            "rope_parameters and rope_scaling must not both be given: which one holds is undefined"
+        )
+    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = rope.get("rope_theta", config.get("rope_theta"))
+    if theta is None:
+        raise ValueError("rope_theta is missing; libraries differ in the default they put there")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require_choice("rope_type", kind, ("default", "yarn"))
+    unknown = set(rope) - _ROPE_KEYS - (_YARN_KEYS if kind == "yarn" else frozenset())
+    if unknown:
+        raise ValueError(
+            f"rope_parameters of type {kind} hold keys that are not known here: "
+            f"{', '.join(sorted(unknown))}"
+        )
+    if kind == "default":
+        return float(theta), None
+    # With one of the two alone, DeepSeek's own code and transformers compute different factors.
+    if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
+        raise ValueError(
+            "mscale and mscale_all_dim must be given both or not at all, got "
+            f"{rope.get('mscale')!r} and {rope.get('mscale_all_dim')!r}"
+        )
+    original = _required(rope, "original_max_position_embeddings")
+    return float(theta), YarnConfig(
+        factor=float(_required(rope, "factor")),
+        original_max_position_embeddings=original,
+        beta_fast=float(rope.get("beta_fast", 32)),
+        beta_slow=float(rope.get("beta_slow", 1)),
+        # Without them the factor 0.1 ln(factor) + 1 goes to cos and sin, none to the scale.
+        mscale=float(rope.get("mscale") or 1.0),
+        mscale_all_dim=float(rope.get("mscale_all_dim") or 0.0),
+    )
+
+
+def _required(config: Mapping[str, Any], key: str) -> Any:
+    if key not in config:
+        raise ValueError(f"{key} is missing from the configuration")
+    return config[key]

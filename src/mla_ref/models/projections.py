@@ -1,0 +1,78 @@
+"""What a layer must offer so that latent attention can run on it, and the step that runs it."""
+
+from typing import Protocol
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mla_ref.attention import mla_absorbed_attention, mla_expanded_attention
+from mla_ref.batching import Step
+from mla_ref.cache import write_rows
+from mla_ref.checks import require_choice
+
+FORMS = ("expanded", "absorbed")
+
+
+class LatentProjections(Protocol):
+    """The linear maps around latent attention in one layer of a model."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """Factor on q·k before the softmax."""
+
+    @property
+    def w_uk(self) -> Float[Tensor, "h d_n d_c"]:
+        """Up-projection from the latent to each head's key."""
+
+    @property
+    def w_uv(self) -> Float[Tensor, "h d_v d_c"]:
+        """Up-projection from the latent to each head's value."""
+
+    def queries(
+        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+    ) -> tuple[Float[Tensor, "s h d_n"], Float[Tensor, "s h d_r"]]:
+        """q_nope, and q_pe turned to its position."""
+
+    def kv_rows(
+        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+    ) -> Float[Tensor, "s d_row"]:
+        """The row to cache of each token: [latent d_c | rotary key d_r]."""
+
+    def output(self, heads: Float[Tensor, "s h d_v"]) -> Float[Tensor, "s hidden"]:
+        """Back to the residual stream."""
+
+
+def attend_latent(
+    layer: LatentProjections,
+    x: Float[Tensor, "num_tokens hidden"],
+    kv_cache: Float[Tensor, "pages page_size d_row"],
+    step: Step,
+    *,
+    form: str,
+) -> Float[Tensor, "num_tokens hidden"]:
+    """One layer's attention over a step: write the new rows, then attend.
+
+    Args:
+        layer: The layer's linear maps.
+        x: Input of the attention (after its norm), one row a new token.
+        kv_cache: Rows of this layer; the step's slots are overwritten in place.
+        step: The batch.
+        form: "expanded" (rung 5) or "absorbed" (rung 6). Both give the same.
+    """
+    attention = {"expanded": mla_expanded_attention, "absorbed": mla_absorbed_attention}[
+        require_choice("form", form, FORMS)
+    ]
+    write_rows(kv_cache, layer.kv_rows(x, step.positions), step.slot_mapping)
+    q_nope, q_pe = layer.queries(x, step.positions)
+    result = attention(
+        q_nope,
+        q_pe,
+        kv_cache,
+        layer.w_uk,
+        layer.w_uv,
+        query_start_loc=step.query_start_loc,
+        seq_lens=step.seq_lens,
+        block_table=step.block_table,
+        softmax_scale=layer.softmax_scale,
+    )
+    return layer.output(result.out)
