@@ -1,6 +1,6 @@
 """What a layer must offer so that latent attention can run on it, and the step that runs it."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -13,6 +13,7 @@ from mla_ref.checks import require_choice
 FORMS = ("expanded", "absorbed")
 
 
+@runtime_checkable
 class LatentProjections(Protocol):
     """The linear maps around latent attention in one layer of a model."""
 
