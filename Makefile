@@ -75,7 +75,7 @@ book: $(VENV)/.book $(VENV)/.smollm2-$(SMOLLM2) ## Build the book; every warning
 	@echo "Open book/_build/html/index.html"
 
 clean: ## Remove what was built, and the caches. Keeps .venv.
-	rm -rf book/_build build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf book/_build book/lessons build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src kernels tests book lessons -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## Remove .venv too.

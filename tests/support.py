@@ -70,7 +70,7 @@ def assert_same_bits(actual: AttentionResult, expected: AttentionResult) -> None
 
 def bits(x: Tensor) -> Tensor:
     """The bytes of a tensor, in which NaN equals NaN and -0.0 differs from 0.0."""
-    return x.contiguous().view(torch.uint8)
+    return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def tensors_of(problem: Any) -> dict[str, Tensor]:

@@ -99,6 +99,8 @@ def require_count(name: str, value: object, *, at_least: int = 0) -> int:
         raise TypeError(f"{name} must be an int, got {describe(value)}")
     if value < at_least:
         raise ValueError(f"{name} must be at least {at_least}, got {value}")
+    if value >= 2**63:
+        raise ValueError(f"{name} must fit into 64 bits, got {value}")
     return value
 
 

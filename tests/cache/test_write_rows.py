@@ -176,6 +176,30 @@ def test_rows_are_cast_to_the_dtype_of_the_cache() -> None:
     assert torch.equal(cache[0, [1, 0]], rows.bfloat16())
 
 
+@pytest.mark.parametrize(
+    ("cached", "given"),
+    [
+        (torch.uint8, torch.float32),
+        (torch.uint8, torch.int64),
+        (torch.uint8, torch.float8_e4m3fn),
+        (torch.float32, torch.int64),
+        (torch.float32, torch.uint8),
+        (torch.float32, torch.complex64),
+    ],
+    ids=str,
+)
+def test_B053_values_are_never_cast_to_bytes(cached: torch.dtype, given: torch.dtype) -> None:
+    """1.5 in e4m3 is the byte 0x3C. Cast as a number it would be 1, without a word."""
+    cache = torch.zeros(1, 2, 3, dtype=cached)
+    with pytest.raises(TypeError, match=f"rows must hold {cached} as cache does"):
+        write_rows(cache, torch.full((1, 3), 1.5).to(given), torch.tensor([0]))
+    assert not cache.any()
+    e4m3 = torch.full((1, 3), 1.5).to(torch.float8_e4m3fn)
+    packed = torch.zeros(1, 2, 3, dtype=torch.uint8)
+    write_rows(packed, e4m3.view(torch.uint8), torch.tensor([0]))
+    assert packed[0, 0].tolist() == [0x3C] * 3
+
+
 def test_a_row_may_have_any_shape() -> None:
     for row in ((), (3,), (2, 3), (2, 1, 3), (0,)):
         cache = torch.zeros(2, 2, *row)

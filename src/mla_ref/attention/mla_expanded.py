@@ -108,8 +108,8 @@ def require_mla_inputs(
     require_float("q_pe", q_pe, "num_tokens h d_r")
     require_float("kv_cache", kv_cache, "pages page_size d_row")
     require_scale("softmax_scale", softmax_scale)
-    require_same_device({"q_nope": q_nope, "q_pe": q_pe, "kv_cache": kv_cache, "w_uk": w_uk})
     require_mla_weights(kv_cache.shape[-1], w_uk, w_uv)
+    require_same_device({"q_nope": q_nope, "q_pe": q_pe, "kv_cache": kv_cache, "w_uk": w_uk})
     require_size("q_nope", q_nope, 1, w_uk.shape[0], "the heads of w_uk")
     require_size("q_nope", q_nope, 2, w_uk.shape[1], "d_n of w_uk")
     for dim in (0, 1):

@@ -117,12 +117,14 @@ def write_rows(
 
     Args:
         cache: Any strides. Slot s is (page s // page_size, offset s % page_size).
-        rows: New rows, cast to the cache's dtype.
+        rows: New rows, in the cache's dtype, or floating-point for a floating-point cache, which
+            are cast. Floats are never cast to the bytes of a packed cache: 1.5 would become 1.
         slots: Target of each row. -1 means: do not write this row (padding).
         validate: Raise on a slot outside the cache and on two rows for one slot. Without it, a
             slot outside the cache is not written; nothing is read back to the host.
 
     Raises:
+        TypeError: The dtype of `rows` is neither the cache's nor one to cast from.
         ValueError: Shapes differ, or, with `validate`, a slot is out of range or listed twice.
     """
     if not isinstance(cache, Tensor) or cache.ndim < 2:
@@ -133,6 +135,9 @@ def write_rows(
             f"rows must have the shape {[slots.shape[0], *cache.shape[2:]]}: one row of the cache "
             f"a slot; got {describe(rows)}"
         )
+    castable = rows.is_floating_point() and cache.is_floating_point()
+    if rows.dtype != cache.dtype and not castable:
+        raise TypeError(f"rows must hold {cache.dtype} as cache does, got {describe(rows)}")
     require_same_device({"cache": cache, "rows": rows, "slots": slots})
     pages, page_size = cache.shape[:2]
     capacity = pages * page_size

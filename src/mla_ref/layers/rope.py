@@ -95,6 +95,8 @@ def inverse_frequencies(config: RopeConfig) -> Float[Tensor, " half_dim"]:
     `beta_fast` times within the original context and "divided by factor" for those that turn at
     most `beta_slow` times.
     """
+    if not isinstance(config, RopeConfig):
+        raise TypeError(f"config must be a RopeConfig, got {describe(config)}")
     plain = config.theta ** (-torch.arange(0, config.dim, 2, dtype=torch.float64) / config.dim)
     if config.yarn is None or config.dim == 0:
         return plain

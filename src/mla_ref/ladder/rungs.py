@@ -1,0 +1,158 @@
+"""The table of rungs. The command line, the tests and the book read it from here."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One rung of the ladder.
+
+    Attributes:
+        number: From 1.
+        name: Two or three words.
+        what_is_new: What this rung adds to the one below.
+        checked_against: What its results are compared with.
+        file: The file to read, from the top of the repository; where it will be if not built.
+        test: Its tests, from the top of the repository; empty if not built.
+        lesson: Its lesson, from the top of the repository; None if there is none yet.
+        built: Whether it exists.
+    """
+
+    number: int
+    name: str
+    what_is_new: str
+    checked_against: str
+    file: str
+    test: str = ""
+    lesson: str | None = None
+
+    @property
+    def built(self) -> bool:
+        """A rung without tests does not exist yet."""
+        return bool(self.test)
+
+
+_ATTENTION = "src/mla_ref/attention"
+_TESTS = "tests/attention"
+
+RUNGS: tuple[Rung, ...] = (
+    Rung(
+        1,
+        "causal",
+        "one query row at a time, any dtype up to float64",
+        "numbers by hand, float64 oracle",
+        f"{_ATTENTION}/causal.py",
+        f"{_TESTS}/test_causal.py",
+        "lessons/01_causal_attention.ipynb",
+    ),
+    Rung(
+        2,
+        "vectorised",
+        "all rows at once, mask aligned at the bottom right",
+        "rung 1",
+        f"{_ATTENTION}/vectorised.py",
+        f"{_TESTS}/test_vectorised.py",
+        "lessons/01_causal_attention.ipynb",
+    ),
+    Rung(
+        3,
+        "online",
+        "tiles with a running maximum and sum, LSE out, merge of parts",
+        "rung 2",
+        f"{_ATTENTION}/online.py",
+        f"{_TESTS}/test_online.py",
+        "lessons/02_online_softmax.ipynb",
+    ),
+    Rung(
+        4,
+        "paged",
+        "KV pages, block tables, slot mapping, ragged batches",
+        "rung 3",
+        f"{_ATTENTION}/paged.py",
+        f"{_TESTS}/test_paged.py",
+    ),
+    Rung(
+        5,
+        "MLA expanded",
+        "one latent row and one rotary key a token, rebuilt to K and V",
+        "rung 4",
+        f"{_ATTENTION}/mla_expanded.py",
+        f"{_TESTS}/test_mla_expanded.py",
+    ),
+    Rung(
+        6,
+        "MLA absorbed",
+        "W_UK folded into q, W_UV into the output: every head reads the latent row",
+        "rung 5",
+        f"{_ATTENTION}/mla_absorbed.py",
+        f"{_TESTS}/test_mla_absorbed.py",
+    ),
+    Rung(
+        7,
+        "FP8 latent cache",
+        "656-byte rows, group scales",
+        "rung 6 on dequantised rows",
+        "src/mla_ref/cache",
+    ),
+    Rung(
+        8,
+        "lightning indexer",
+        "scores, top-k, FP8 index keys",
+        "float64 scores",
+        "src/mla_ref/indexer",
+    ),
+    Rung(
+        9,
+        "sparse MLA, extend",
+        "one pass per query row over its selected slots",
+        "rungs 6 and 7 with a mask",
+        _ATTENTION,
+    ),
+    Rung(10, "sparse MLA, decode", "split-KV partials and LSE merge", "rung 9", _ATTENTION),
+    Rung(
+        11,
+        "verifier batch",
+        "1 + n rows a request, own causal length per row, routed by metadata",
+        "one-token steps of rung 10",
+        "src/mla_ref/batching",
+    ),
+    Rung(
+        12,
+        "speculative decoding",
+        "draft, verify, accept, roll back",
+        "plain decoding",
+        "src/mla_ref/engine",
+    ),
+    Rung(
+        13,
+        "context parallel",
+        "each rank holds a share of the KV, partials merged by LSE",
+        "rungs 10 and 11 on one rank",
+        "src/mla_ref/parallel",
+    ),
+    Rung(
+        14,
+        "Triton",
+        "decode, extend, merge, cache write, indexer and sampler as kernels",
+        "rungs 9 to 11",
+        "kernels/mla_kernels/triton_kernels",
+    ),
+    Rung(
+        15,
+        "CuPy",
+        "the same attention as CUDA C++",
+        "rungs 9 to 11 and 14",
+        "kernels/mla_kernels/cuda_kernels",
+    ),
+)
+
+
+def where(rung: Rung) -> Path | None:
+    """The rung's file on this machine, wherever the package is installed; None if not built."""
+    if not rung.built:
+        return None
+    module = rung.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    spec = importlib.util.find_spec(module)
+    return Path(spec.origin) if spec and spec.origin else None

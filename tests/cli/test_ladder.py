@@ -1,0 +1,95 @@
+"""`mla-ref ladder` as a user runs it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mla_ref.cli.app import app
+from mla_ref.ladder import climb as climb_module
+from mla_ref.numerics import AttentionResult
+
+# The smallest preset: 16 heads, no compressed query.
+QUICK = ["ladder", "--model", "deepseek-v2-lite", "--tokens", "5"]
+
+
+def run(*args):
+    return CliRunner().invoke(app, list(args))
+
+
+def test_table_ends_with_the_verdict():
+    result = run(*QUICK)
+    assert result.exit_code == 0, result.output
+    assert "All 6 rungs agree" in result.output
+
+
+def test_json_holds_six_rungs():
+    data = json.loads(run(*QUICK, "--json").stdout)
+    assert data["ok"] is True
+    assert [r["rung"] for r in data["rungs"]] == [1, 2, 3, 4, 5, 6]
+    assert data["rungs"][5]["kv_bytes_per_token_per_layer"] == 576 * 4
+
+
+def test_float64_and_bfloat16_climb_too():
+    for dtype in ("float64", "bfloat16"):
+        result = run(*QUICK, "--dtype", dtype)
+        assert result.exit_code == 0, result.output
+
+
+def test_a_wrong_rung_gives_exit_code_one_and_its_name(monkeypatch):
+    right = climb_module.online_attention
+
+    def wrong(*args, **kwargs):
+        out, lse = right(*args, **kwargs)
+        return AttentionResult(-out, lse)
+
+    monkeypatch.setattr(climb_module, "online_attention", wrong)
+    result = run(*QUICK)
+    assert result.exit_code == 1
+    assert "rung 3 (online) disagrees with rung 2" in result.stderr
+
+
+def test_where_names_files_and_what_is_not_built():
+    result = run("ladder", "--where")
+    assert "causal.py" in result.output
+    assert "not built yet" in result.output
+    assert len(json.loads(run("ladder", "--where", "--json").stdout)) == 15
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--model", "gpt-2"], "--model"),
+        (["--dtype", "int8"], "--dtype"),
+        (["--layers", "a,b"], "--layers"),
+        (["--layers", "-1"], "--layers"),
+        (["--tokens", "0"], "--tokens"),
+        (["--text", "x.txt"], "--text"),
+    ],
+)
+def test_bad_options_are_one_line_that_names_the_option(args, named):
+    result = run("ladder", "--model", "deepseek-v2-lite", *args)
+    assert result.exit_code == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.model
+def test_the_real_model_climbs(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 3, encoding="utf-8")
+    result = run("ladder", "--text", str(text), "--layers", "0,29", "--json")
+    data = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert data["ok"] and data["layers"] == [0, 29]
+    assert "tokens only" in result.stderr
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(("layers", "content"), [("30", "words"), ("0", "")])
+def test_a_layer_or_text_that_is_not_there(tmp_path, layers, content):
+    text = tmp_path / "text.txt"
+    text.write_text(content, encoding="utf-8")
+    result = run("ladder", "--text", str(text), "--layers", layers)
+    assert result.exit_code == 2
+    assert "mla-ref: error: --" in result.stderr

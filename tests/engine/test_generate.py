@@ -1,0 +1,166 @@
+"""Greedy generation against the plainest loop there is: run the whole text again for each token."""
+
+import pytest
+import torch
+
+from mla_ref.batching import Step
+from mla_ref.engine import Prefilled, generate
+from mla_ref.models.smollm2 import SmolLM2
+from mla_ref.models.smollm2_weights import SmolLM2Config
+from mla_ref.models.tokenizer import StreamDecoder
+
+CONFIG = SmolLM2Config(num_layers=2, context_length=32)
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
+
+
+@pytest.fixture(scope="module")
+def model() -> SmolLM2:
+    return SmolLM2.random(CONFIG, 5)
+
+
+def without_cache(model: SmolLM2, prompt: list[int], new_tokens: int) -> list[int]:
+    """The whole text in one step for every token."""
+    ids = list(prompt)
+    for _ in range(new_tokens):
+        step = Step.one_request(0, len(ids), len(ids))
+        hidden = model.forward(torch.tensor(ids), step, model.new_cache(1, len(ids)))
+        ids.append(int(model.logits(hidden)[-1].argmax()))
+    return ids[len(prompt) :]
+
+
+def token_ids(model: SmolLM2, prompt: list[int], **settings: object) -> list[int]:
+    return [token.token_id for token in generate(model, prompt, **settings)]
+
+
+@pytest.fixture(scope="module")
+def expected(model) -> list[int]:
+    token_ids = without_cache(model.with_attention("gqa"), PROMPT, 12)
+    # Tokens that repeat would hide an error of one position.
+    assert len(set(token_ids)) > 6
+    return token_ids
+
+
+@pytest.mark.parametrize(
+    "attention, page_size, chunk_size",
+    [
+        ("packed", 64, 256),
+        ("packed", 1, 1),
+        ("packed", 4, 5),
+        ("packed", 16, 4),
+        ("packed", 13, 13),
+        ("split", 4, 5),
+        ("gqa", 4, 5),
+    ],
+)
+def test_the_tokens_are_those_of_a_run_without_a_cache(
+    model, expected, attention, page_size, chunk_size
+):
+    model = model.with_attention(attention)
+    settings = {"page_size": page_size, "chunk_size": chunk_size}
+    assert token_ids(model, PROMPT, max_new_tokens=12, **settings) == expected
+
+
+def test_one_token_prompt_and_one_new_token(model):
+    assert token_ids(model, PROMPT[:1], max_new_tokens=1) == without_cache(model, PROMPT[:1], 1)
+
+
+def test_the_context_can_be_filled_to_the_last_token(model):
+    new = CONFIG.context_length - len(PROMPT)
+    assert token_ids(model, PROMPT, max_new_tokens=new) == without_cache(model, PROMPT, new)
+
+
+def test_it_ends_at_the_end_token(model, expected):
+    eos_id = expected[4]
+    tokens = list(generate(model, PROMPT, max_new_tokens=12, eos_id=eos_id))
+    end = expected.index(eos_id) + 1
+    assert [token.token_id for token in tokens] == expected[:end]
+    assert [token.finish_reason for token in tokens] == [None] * (end - 1) + ["eos"]
+
+
+def test_it_ends_at_the_limit(model):
+    tokens = list(generate(model, PROMPT, max_new_tokens=3, eos_id=-1))
+    assert [token.finish_reason for token in tokens] == [None, None, "length"]
+    assert all(token.text == "" for token in tokens)
+
+
+def test_prefill_reports_each_chunk_before_the_first_token(model):
+    chunks: list[Prefilled] = []
+    tokens = generate(
+        model, PROMPT, max_new_tokens=2, page_size=4, chunk_size=5, on_prefill=chunks.append
+    )
+    assert chunks == []
+    next(tokens)
+    assert [(chunk.done, chunk.total) for chunk in chunks] == [(5, 13), (10, 13), (13, 13)]
+    assert all(chunk.seconds > 0 for chunk in chunks)
+    list(tokens)
+    assert len(chunks) == 3
+
+
+class BytesTokenizer:
+    """Stands in for a Tokenizer: token i is the byte i, of which the text below is made."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+class Fixed:
+    """A model that says the bytes of a text, whatever it reads."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text, self.config = text, SmolLM2Config(vocab_size=256)
+
+    def new_cache(self, num_pages, page_size, dtype=None):
+        return torch.zeros(1)
+
+    def forward(self, token_ids, step, cache):
+        return step.positions[:, None].float()
+
+    def logits(self, hidden):
+        return torch.nn.functional.one_hot(torch.tensor(self.text[int(hidden)]), 256)[None]
+
+
+def spoken(text: bytes, prompt_len: int, new: int, eos_id: int | None = None) -> list[str]:
+    """What each token shows; position p of the fixed model says byte p."""
+    decoder = StreamDecoder(BytesTokenizer())
+    tokens = generate(
+        Fixed(text), [0] * prompt_len, max_new_tokens=new, decoder=decoder, eos_id=eos_id
+    )
+    return [token.text for token in tokens]
+
+
+def test_text_comes_in_whole_characters(plain_calls):
+    text = b"_" + "aé€b".encode()
+    assert spoken(text, 2, 7) == ["a", "", "é", "", "", "€", "b"]
+    # Cut inside a character, the last token says so.
+    assert spoken(text, 2, 2) == ["a", "\ufffd"]
+    # The end token shows nothing itself.
+    assert spoken(text, 2, 7, eos_id=ord("b"))[-1] == ""
+
+
+@pytest.mark.parametrize(
+    "prompt, settings, message",
+    [
+        ([], {}, "the prompt must hold a token at least, got an empty one"),
+        (PROMPT, {"max_new_tokens": 20}, r"the model's context of 32, got 13 \+ 20"),
+        ([1] * 32, {}, r"the model's context of 32, got 32 \+ 1"),
+        (PROMPT, {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        (PROMPT, {"chunk_size": 0}, "chunk_size must be at least 1, got 0"),
+        (PROMPT, {"page_size": 0}, "page_size must be at least 1, got 0"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_at_the_call(
+    model, prompt, settings, message, plain_calls
+):
+    with pytest.raises(ValueError, match=message):
+        generate(model, prompt, **{"max_new_tokens": 1, **settings})
+
+
+def test_the_cache_stores_the_dtype_asked_for(model, monkeypatch):
+    made = []
+    new_cache = model.new_cache
+    monkeypatch.setattr(model, "new_cache", lambda *args: made.append(new_cache(*args)) or made[-1])
+    token_ids(model, PROMPT, max_new_tokens=4, page_size=4, cache_dtype=torch.bfloat16)
+    (cache,) = made
+    # 13 + 4 tokens, of which the last is never run: 16 rows, 4 pages, no page to spare.
+    assert cache.dtype == torch.bfloat16 and cache.shape[1] == 4
+    assert (cache != 0).flatten(3).any(-1).all()

@@ -1,0 +1,110 @@
+"""The climb passes on right rungs and names the rung that is wrong."""
+
+import pytest
+import torch
+
+from mla_ref.attention import expand_kv
+from mla_ref.ladder import climb as climb_module
+from mla_ref.ladder.activations import LatentView, LayerActivations
+from mla_ref.ladder.climb import climb, hand_worked
+from mla_ref.ladder.report import disagreement, to_json
+from mla_ref.numerics import AttentionResult
+
+
+def activations(n=70, dtype=torch.float64, layer=0):
+    """A small layer whose K and V come from latents; 70 tokens fill one page and a bit."""
+    torch.manual_seed(layer)
+    h, d_n, d_r, d_c, d_v = 4, 8, 4, 12, 6
+    view = LatentView(
+        "random",
+        torch.randn(n, h, d_n, dtype=dtype),
+        torch.randn(n, h, d_r, dtype=dtype),
+        torch.randn(n, d_c + d_r, dtype=dtype),
+        torch.randn(h, d_n, d_c, dtype=dtype) / d_c**0.5,
+        torch.randn(h, d_v, d_c, dtype=dtype) / d_c**0.5,
+    )
+    k, v = expand_kv(view.kv_rows, view.w_uk, view.w_uv)
+    q = torch.cat([view.q_nope, view.q_pe], dim=-1)
+    return LayerActivations(layer, q, k, v, (view,), (d_n + d_r) ** -0.5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 70])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_all_rungs_agree(n, dtype):
+    reports = list(climb([activations(n, dtype), activations(n, dtype, layer=1)]))
+    assert [r.rung.number for r in reports] == [1, 2, 3, 4, 5, 6]
+    assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
+
+
+def test_the_example_by_hand_is_right():
+    assert hand_worked().max_abs < 1e-15
+
+
+def _flipped(function):
+    def wrong(*args, **kwargs):
+        out, lse = function(*args, **kwargs)
+        return AttentionResult(-out, lse)
+
+    return wrong
+
+
+def _lse_in_base_two(function):
+    def wrong(*args, **kwargs):
+        out, lse = function(*args, **kwargs)
+        return AttentionResult(out, lse / 0.6931471805599453)
+
+    return wrong
+
+
+FUNCTIONS = [
+    "causal_attention",
+    "vectorised_attention",
+    "online_attention",
+    "paged_attention",
+    "mla_expanded_attention",
+    "mla_absorbed_attention",
+]
+
+
+@pytest.mark.parametrize("fault", [_flipped, _lse_in_base_two], ids=["sign", "LSE base"])
+@pytest.mark.parametrize("number", range(1, 7))
+def test_a_wrong_rung_is_named(monkeypatch, number, fault):
+    name = FUNCTIONS[number - 1]
+    monkeypatch.setattr(climb_module, name, fault(getattr(climb_module, name)))
+    reports = list(climb([activations()]))
+    assert not reports[number - 1].ok
+    assert f"rung {number} " in disagreement(reports[number - 1])
+    assert all(r.ok for r in reports[: number - 1])
+
+
+def test_a_rung_wrong_in_a_ragged_batch_only_is_caught(monkeypatch):
+    right = climb_module.paged_attention
+
+    def wrong(q, *args, query_start_loc, **kwargs):
+        out, lse = right(q, *args, query_start_loc=query_start_loc, **kwargs)
+        return AttentionResult(out if len(query_start_loc) == 2 else out.flip(0), lse)
+
+    monkeypatch.setattr(climb_module, "paged_attention", wrong)
+    assert not list(climb([activations()]))[3].ok
+
+
+def test_a_wrong_view_that_is_not_the_last_is_caught():
+    good = activations()
+    view = good.latent[0]
+    bad_view = LatentView("bad", view.q_nope, view.q_pe, view.kv_rows, view.w_uk, view.w_uv * 1.001)
+    layer = LayerActivations(0, good.q, good.k, good.v, (bad_view, view), good.softmax_scale)
+    assert not list(climb([layer]))[4].ok
+
+
+def test_report_is_plain_data():
+    report = next(climb([activations()]))
+    data = to_json(report)
+    assert data["rung"] == 1
+    assert data["ok"] is True
+    # Keys and values of 4 heads with 12 and 6 numbers in float64.
+    assert data["kv_bytes_per_token_per_layer"] == 4 * (12 + 6) * 8
+
+
+def test_no_layer_is_an_error():
+    with pytest.raises(ValueError, match="layers"):
+        next(climb([]))

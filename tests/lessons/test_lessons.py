@@ -1,0 +1,252 @@
+"""Lessons: kept clean, in step with their text, of one shape, and running with and without a model.
+
+What the prose claims about an output is checked against that output.
+"""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from mla_ref.teaching import EXERCISES
+
+nbformat = pytest.importorskip("nbformat")
+
+ROOT = Path(__file__).parents[2]
+LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb"))
+NAMES = [path.stem for path in LESSONS]
+
+
+def read(name):
+    return nbformat.read(ROOT / "lessons" / f"{name}.ipynb", as_version=4)
+
+
+def prose(notebook):
+    cells = (cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return "\n\n".join(cells)
+
+
+def code(notebook):
+    return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def one_line(text):
+    """A text whose line breaks do not matter."""
+    return " ".join(text.split())
+
+
+# -- What is committed -----------------------------------------------------------------------------
+
+
+def test_lessons_are_numbered_and_each_has_a_text_and_a_file_of_solutions():
+    numbers = [name[:2] for name in NAMES]
+    assert numbers == sorted(set(numbers))
+    assert len(NAMES) >= 2
+    texts = {path.stem for path in (ROOT / "lessons" / "text").glob("*.md")}
+    assert texts == set(NAMES)
+    solutions = {path.stem for path in (ROOT / "lessons" / "solutions").glob("*.py")}
+    assert solutions == {f"lesson_{number}" for number in numbers}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_notebook_and_its_text_are_in_step(name):
+    jupytext = pytest.importorskip("jupytext", reason="pip install 'mla-ref[lessons]'")
+    notebook, text = read(name), jupytext.read(ROOT / "lessons" / "text" / f"{name}.md")
+    assert notebook.metadata.jupytext.formats == "ipynb,text//md:myst"
+    assert len(notebook.cells) == len(text.cells)
+    for cell, other in zip(notebook.cells, text.cells, strict=True):
+        assert cell.cell_type == other.cell_type
+        assert cell.source == other.source
+        assert cell.metadata == other.metadata
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_outputs_are_kept(name):
+    for cell in read(name).cells:
+        if cell.cell_type == "code":
+            assert cell.outputs == []
+            assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_B137_the_metadata_hold_nothing_of_the_author_s_machine(name):
+    notebook = read(name)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata) <= {"jupytext", "kernelspec"}
+    for cell in notebook.cells:
+        assert set(cell.metadata) <= {"mystnb", "tags"}
+    everything = (ROOT / "lessons" / f"{name}.ipynb").read_text(encoding="utf-8")
+    assert not re.search(r"/home/|/Users/|/tmp/|[A-Z]:\\\\", everything)
+
+
+# -- The shape of a lesson -------------------------------------------------------------------------
+
+PARTS = (
+    r"1\. The question",
+    r"2\. Naive code",
+    r"3\. The figure",
+    r"4\. The idea",
+    r"5\. The library's function",
+    r"6\. A public bug, planted",
+    r"7\. Exercises",
+    r"8\. On paper",
+    r"9\. What the next lesson breaks",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_has_its_nine_parts_in_order(name):
+    headings = re.findall(r"^## (.*)$", prose(read(name)), flags=re.MULTILINE)
+    assert len(headings) == len(PARTS)
+    for heading, part in zip(headings, PARTS, strict=True):
+        assert re.match(part, heading), heading
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_opens_with_what_it_takes(name):
+    opening = prose(read(name)).split("## 1.")[0]
+    assert opening.startswith(f"# Lesson {name[:2]}: ")
+    for item in ("**You need:**", "**Time:**", "**Rungs:**", "**Runs alone,**"):
+        assert item in opening
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_exercise_stands_in_its_lesson_word_for_word(name):
+    notebook = read(name)
+    mine = [exercise for exercise in EXERCISES.values() if exercise.id[:2] == name[:2]]
+    assert mine
+    for exercise in mine:
+        assert one_line(exercise.task) in one_line(prose(notebook))
+        blank = code(notebook).index(exercise.blank)
+        assert code(notebook)[blank + 1] == f'grade("{exercise.id}", {exercise.name})'
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_on_paper_are_folded_and_bugs_have_a_report(name):
+    text = prose(read(name))
+    on_paper = text.split("## 8.")[1].split("## 9.")[0]
+    problems = re.findall(r"^\*\*[a-z]\.\*\*", on_paper, flags=re.MULTILINE)
+    folded = re.findall(
+        r"<details class=\"admonition\">\n<summary class=\"admonition-title\">Answer</summary>\n\n.*?\n\n</details>", on_paper, flags=re.DOTALL
+    )
+    assert len(problems) == len(folded) >= 1
+    assert re.search(r"[\w-]+#\d+", text.split("## 6.")[1].split("## 7.")[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_code_fits_the_book_s_column(name):
+    for cell in code(read(name)):
+        assert max(map(len, cell.splitlines())) <= 88, cell
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_figure_says_what_it_shows_to_who_cannot_see_it(name):
+    for cell in read(name).cells:
+        if re.search(r"^figures\.", cell.source, flags=re.MULTILINE) and cell.cell_type == "code":
+            assert len(cell.metadata.mystnb.image.alt) > 40
+
+
+# -- Running ---------------------------------------------------------------------------------------
+
+# Printed by every run, and by a run with the real model: what the prose relies on.
+ALWAYS = {
+    "01_causal_attention": (
+        r"(\d+ calls, the same bits as one: True\s+){4}",
+        r"tensor\(\[ +-inf, +-inf, +-inf,",
+        r"rung 1: NaN in 0 .*\n.*rung 2: NaN in 0 ",
+        r"a decode step returns v\[0\], to the last bit: True",
+        r"81,920 bytes a token and layer\n +1 FLOP a byte\n.*20\.47 GB",
+        r"128 heads: +8,796\.1 GB",
+    ),
+    "02_online_softmax": (
+        r"the truth +(tensor\(.*\))\nmerged +\1",
+        r"part 3: 384 of 512 rows see none",
+        r"merge_without_guard: NaN in 12 of 24 orders\nmerge: NaN in 0 of 24 orders",
+        r"448 of 512 rows are NaN",
+        r"NaN in 512 of 512 rows",
+        r"ours: +8\.0\nnatural LSE read as base 2: 7\.233",
+        r"may not see: True",
+        r"stored as 8\.75, share off by 3\.0%",
+        r"must not hold \+inf",
+        r"655\.0 GB",
+    ),
+}
+WITH_MODEL = {
+    "01_causal_attention": (
+        r"real activations: SmolLM2-135M, layer 29",
+        r"causal_attention:\n +'The capital of France is Paris\.",
+        r"top_left_causal_attention:\n +'The capital of France is Paris and,,,,,,",
+    ),
+    "02_online_softmax": (
+        r"real activations: SmolLM2-135M, layer 7",
+        r"highest score 1[2-9]\.\d\nits exponential in float16: inf",
+    ),
+}
+FIGURES = {"01_causal_attention": 2, "02_online_softmax": 2}
+
+
+def run(name, tmp_path, monkeypatch, *, model):
+    """Execute a lesson in a kernel of its own; return what it printed and its figures."""
+    nbclient = pytest.importorskip("nbclient")
+    roots = [str(ROOT / "src"), str(ROOT / "kernels")]
+    if not model:
+        # A package that cannot be imported, as on a machine without the extra.
+        (tmp_path / "gguf.py").write_text("raise ImportError('hidden by the test')\n")
+        roots.insert(0, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*roots, os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = read(name)
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    printed, svgs = [], 0
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.output_type == "stream":
+                assert output.name == "stdout", output.text
+                printed.append(output.text)
+            else:
+                svgs += "image/svg+xml" in output.data
+                printed.append(output.data.get("text/plain", "") + "\n")
+    return "".join(printed), svgs
+
+
+def check(name, printed, svgs, patterns):
+    assert svgs == FIGURES[name]
+    for pattern in patterns:
+        assert re.search(pattern, printed), f"{pattern!r} not in what the lesson printed"
+    for exercise in EXERCISES.values():
+        if exercise.id[:2] == name[:2]:
+            assert f"{exercise.id}: not attempted yet" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_runs_on_its_own_without_the_model(name, tmp_path, monkeypatch):
+    printed, svgs = run(name, tmp_path, monkeypatch, model=False)
+    assert "Random numbers in place of a real model" in printed
+    check(name, printed, svgs, ALWAYS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lesson_runs_on_its_own_with_the_model(name, tmp_path, monkeypatch):
+    printed, svgs = run(name, tmp_path, monkeypatch, model=True)
+    check(name, printed, svgs, ALWAYS[name] + WITH_MODEL[name])
+
+
+@pytest.mark.model
+def test_four_of_nine_heads_hide_the_planted_mask():
+    """What lesson 01 says of the cosines of its part 6."""
+    import torch
+
+    from mla_ref.attention import causal_attention
+    from mla_ref.teaching import layer_input, planted, real_model
+
+    layer = layer_input(real_model(), layer=29, num_tokens=128)
+    args, scale = (layer.q[-1:], layer.k, layer.v), layer.softmax_scale
+    right = causal_attention(*args, softmax_scale=scale).out[0]
+    wrong = planted.top_left_causal_attention(*args, softmax_scale=scale).out[0]
+    cosine = torch.nn.functional.cosine_similarity(right, wrong, dim=1)
+    assert int((cosine > 0.95).sum()) == 4

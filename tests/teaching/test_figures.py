@@ -1,0 +1,130 @@
+"""Figures: they show the numbers they were given, and say so when they cannot."""
+
+import itertools
+import math
+import sys
+
+import pytest
+import torch
+
+from mla_ref.teaching import figures
+
+pytest.importorskip("matplotlib")
+
+
+def texts(figure):
+    return [t.get_text() for axes in figure.axes for t in [*axes.texts, axes.title]] + [
+        axes.get_title(loc="left") for axes in figure.axes
+    ]
+
+
+def all_figures():
+    return {
+        "mask_alignment": figures.mask_alignment(2, 5),
+        "masks": figures.masks({"a": torch.ones(3, 4, dtype=torch.bool)}),
+        "running_softmax": figures.running_softmax(torch.randn(20), 6),
+        "merge_tree": figures.merge_tree(torch.randn(5)),
+        "error_by_row": figures.error_by_row({"a": torch.rand(9)}, [4, 5]),
+    }
+
+
+def test_every_figure_is_of_the_page_s_width_and_shows_itself_as_svg():
+    made = all_figures()
+    assert set(made) == set(figures.__all__)
+    for figure in made.values():
+        assert figure.get_figwidth() == pytest.approx(7.2)
+        svg = figure._repr_svg_()
+        assert svg.startswith("<?xml")
+        assert "<path" in svg
+
+
+def test_the_same_data_give_the_same_bytes():
+    scores = torch.randn(20)
+    first, second = (figures.running_softmax(scores, 6)._repr_svg_() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", figures.__all__)
+def test_no_two_labels_overlap(name):
+    figure = all_figures()[name]
+    figure.draw_without_rendering()
+    labels = [text for axes in figure.axes for text in axes.texts if len(text.get_text()) > 1]
+    boxes = [(t.get_text(), t.get_window_extent()) for t in labels]
+    for (one, a), (other, b) in itertools.combinations(boxes, 2):
+        assert not a.padded(-1).overlaps(b.padded(-1)), f"{one!r} lies on {other!r}"
+    for text, box in boxes:
+        inside = figure.bbox.padded(1)
+        assert inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1), text
+
+
+@pytest.mark.parametrize("s_q, s_kv", [(1, 1), (1, 5), (2, 5), (4, 6), (5, 5)])
+def test_mask_alignment_crosses_where_the_two_masks_differ(s_q, s_kv):
+    crosses = texts(figures.mask_alignment(s_q, s_kv)).count("×")
+    differing = sum(
+        (key <= row) != (key <= s_kv - s_q + row) for row in range(s_q) for key in range(s_kv)
+    )
+    assert crosses == differing
+
+
+def test_masks_crosses_what_differs_from_the_expected():
+    expected = torch.ones(3, 4, dtype=torch.bool).tril(1)
+    wrong = expected.clone()
+    wrong[0, 3] = True
+    assert texts(figures.masks({"a": wrong, "b": expected}, expected=expected)).count("×") == 1
+
+
+@pytest.mark.parametrize("block_size", [1, 5, 20, 64])
+def test_running_softmax_ends_at_the_logsumexp(block_size):
+    scores = torch.randn(20) * 4
+    scores[:6] = -math.inf
+    lse = torch.logsumexp(scores, 0)
+    titles = " ".join(texts(figures.running_softmax(scores, block_size)))
+    assert f"LSE = {lse:.3f}" in titles
+    assert f"m = {scores.max():.3f}" in titles
+
+
+def test_running_softmax_of_nothing_visible():
+    titles = " ".join(texts(figures.running_softmax(torch.full((4,), -math.inf), 2)))
+    assert "m = −∞, l = 0, LSE = −∞" in titles
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5, 8])
+def test_merge_tree_shows_the_total_and_each_share(parts):
+    lses = torch.randn(parts)
+    if parts > 2:
+        lses[1] = -math.inf
+    shown = texts(figures.merge_tree(lses))
+    assert f"LSE {torch.logsumexp(lses, 0):.3f}".replace("-", "−") in shown
+    for part, share in enumerate(lses.softmax(0)):
+        assert f"part {part}\n{share:.1%}" in shown
+    assert ("empty, −∞" in shown) == (parts > 2)
+
+
+def test_merge_tree_of_empty_parts_only():
+    assert texts(figures.merge_tree(torch.full((3,), -math.inf))).count("empty, −∞") >= 4
+
+
+@pytest.mark.usefixtures("plain_calls")
+@pytest.mark.parametrize(
+    "draw, message",
+    [
+        (lambda: figures.mask_alignment(6, 5), "s_kv must be at least 6"),
+        (lambda: figures.mask_alignment(0, 5), "s_q must be at least 1"),
+        (lambda: figures.masks({}), "named must hold one mask"),
+        (lambda: figures.masks({"a": torch.ones(0, 3, dtype=torch.bool)}), r"named\['a'\]"),
+        (lambda: figures.running_softmax(torch.tensor([math.nan]), 2), "scores must hold"),
+        (lambda: figures.running_softmax(torch.randn(4), 0), "block_size"),
+        (lambda: figures.merge_tree(torch.randn(0)), "lses must hold"),
+        (lambda: figures.merge_tree(torch.randn(2), ["one"]), "names must hold one name a part"),
+        (lambda: figures.error_by_row({"a": torch.rand(9)}, [4]), "calls must add up to 9"),
+    ],
+)
+def test_what_cannot_be_drawn_is_an_error_that_names_the_argument(draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw()
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="mla-ref"):
+        figures.mask_alignment(2, 5)
