@@ -71,11 +71,11 @@ lessons: $(VENV)/.lessons $(VENV)/.smollm2-$(SMOLLM2) ## Open the lessons in Jup
 	@$(BIN)/python -m jupyterlab $(ARGS) lessons
 
 book: $(VENV)/.book $(VENV)/.smollm2-$(SMOLLM2) ## Build the book; every warning is an error.
-	@$(BIN)/python -m sphinx -n -W --keep-going -b html $(ARGS) book book/_build/html
+	@$(BIN)/python -m sphinx -n -W -T --keep-going -b html $(ARGS) book book/_build/html
 	@echo "Open book/_build/html/index.html"
 
 clean: ## Remove what was built, and the caches. Keeps .venv.
-	rm -rf book/_build book/lessons build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf book/_build book/api book/lessons build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src kernels tests book lessons -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean ## Remove .venv too.

@@ -131,7 +131,7 @@ def help_text(*verb: str) -> str:
     if result.exit_code:
         raise RuntimeError(f"mla-ref {' '.join(verb)} --help failed: {result.output}")
     lines = [line.rstrip() for line in textwrap.dedent(result.output).splitlines()]
-    return "```text\n" + "\n".join(lines).strip() + "\n```"
+    return "```text\n" + "\n".join(lines).strip("\n") + "\n```"
 
 
 def reference(env) -> str:
@@ -141,7 +141,7 @@ def reference(env) -> str:
     items = []
     for name, floor in names.items():
         about = (inspect.getdoc(importlib.import_module(floor)) or "").split("\n\n")[0]
-        items.append(f"[{name}](api/{name}.md)\n: {' '.join(about.split())}")
+        items.append(f"[{name}](api/{name}.md)\n: {' '.join(about.split()) or floor}")
     return "\n\n".join([f"```{{toctree}}\n:hidden:\n\n{pages}\n```", *items])
 
 
