@@ -119,6 +119,19 @@ def test_masked_means_untouched(rung, bad: float, what: str) -> None:
 
 
 @rungs
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_query_that_is_no_number_spoils_its_own_row_and_head(rung, bad: float) -> None:
+    """Such as a padded row of uninitialised memory."""
+    q, k, v = random_qkv(4, 12, dtype=torch.float32)
+    clean = rung(q, k, v, 0.35)
+    q[1, 2] = bad
+    dirty = rung(q, k, v, 0.35)
+    assert dirty.out[1, 2].isnan().all() and dirty.lse[1, 2].isnan()
+    dirty.out[1, 2], dirty.lse[1, 2] = clean.out[1, 2], clean.lse[1, 2]
+    assert torch.equal(dirty.out, clean.out) and torch.equal(dirty.lse, clean.lse)
+
+
+@rungs
 @pytest.mark.parametrize("bad", [NAN, INF, -INF])
 @pytest.mark.parametrize("what", ["key", "value"])
 @pytest.mark.parametrize("token", [0, 4, 9, 11])

@@ -144,6 +144,16 @@ def test_B080_inner_norms_take_the_eps_of_the_config():
         assert (actual.norm(dim=-1) < expected.norm(dim=-1)).all()
 
 
+def test_the_first_token_stands_at_position_0():
+    """Scores hold only differences of positions: a shift of all of them shows in the cache."""
+    layer = MLALayer.random(small_config(), 5)
+    x = torch.randn(2, 20)
+    straight = layer.kv_a_proj_with_mqa(x)[:, 14:]
+    k_pe = layer.kv_rows(x, torch.arange(2))[:, 14:]
+    assert torch.equal(k_pe[0], straight[0])
+    assert not torch.allclose(k_pe[1], straight[1], atol=0.1)
+
+
 def test_the_rotary_key_is_not_normalised():
     layer = MLALayer.random(small_config(), 5)
     x, positions = torch.randn(5, 20), torch.arange(5)
@@ -259,7 +269,7 @@ def without(weights: dict[str, Tensor], name: str) -> dict[str, Tensor]:
         ),
         (
             checkpoint("a.") | {"a.o_proj.weight": torch.zeros(20, 15, dtype=torch.float16)},
-            "one dtype, got torch.float16, torch.float32",
+            "one dtype under 'a.', got torch.float16, torch.float32",
         ),
         (checkpoint("b."), "missing a.q_a_proj.weight"),
     ],

@@ -28,21 +28,41 @@ LENGTH, REQUESTS, LAYERS, PAGE_SIZE = 24, 2, 2, 5
 
 # Two layers with a dense feed-forward each.
 COMMON: dict[str, Any] = {
-    "vocab_size": 97, "intermediate_size": 48, "moe_intermediate_size": 16,
-    "num_hidden_layers": LAYERS, "first_k_dense_replace": LAYERS, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 256, "attn_implementation": "eager",
+    "vocab_size": 97,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 16,
+    "num_hidden_layers": LAYERS,
+    "first_k_dense_replace": LAYERS,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 163840,
+    "attn_implementation": "eager",
 }
 INDEXER = {"index_n_heads": 8, "index_head_dim": 32, "index_topk": LENGTH}
 SHAPES: dict[str, dict[str, Any]] = {
     "even": {
-        "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 48,
-        "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 20,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 48,
+        "kv_lora_rank": 32,
+        "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 24,
+        "v_head_dim": 20,
     },
     # Three heads, and a value that is wider than the key. (V2's complex rope wants even strides.)
     "odd": {
-        "hidden_size": 51, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 25,
-        "kv_lora_rank": 18, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 23,
+        "hidden_size": 51,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "q_lora_rank": 25,
+        "kv_lora_rank": 18,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 10,
+        "v_head_dim": 23,
     },
 }
 # (config class, model class, what the kind of model adds)
@@ -53,13 +73,20 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "v3-half-split": ("DeepseekV3Config", "DeepseekV3Model", {"rope_interleave": False}),
     "v3.2": ("DeepseekV32Config", "DeepseekV32Model", INDEXER),
     "glm": ("GlmMoeDsaConfig", "GlmMoeDsaModel", INDEXER),
-    "glm-shared": ("GlmMoeDsaConfig", "GlmMoeDsaModel",
-                   INDEXER | {"indexer_types": ["full", "shared"]}),
+    "glm-shared": (
+        "GlmMoeDsaConfig",
+        "GlmMoeDsaModel",
+        INDEXER | {"indexer_types": ["full", "shared"]},
+    ),
 }
 _YARN = {
-    "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "beta_fast": 32, "beta_slow": 1,
-    # Shorter than the texts here, so that the ramp lies within them.
-    "original_max_position_embeddings": 16,
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 40.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    # As published: the ramp then covers pairs 2 to 6 of 8. With 16 it would be a step.
+    "original_max_position_embeddings": 4096,
 }
 ROPES: dict[str, dict[str, Any]] = {
     "plain": {"rope_type": "default", "rope_theta": 1e4},
@@ -105,13 +132,18 @@ def run_peer(
     """Inputs and outputs of each layer's attention, one tensor a chunk, and the peer's cache."""
     inputs: list[list[Tensor]] = [[] for _ in model.layers]
     outputs: list[list[Tensor]] = [[] for _ in model.layers]
+
+    def recorder(layer: int) -> Any:
+        def record(
+            _: Any, args: Any, kwargs: dict[str, Tensor], result: tuple[Tensor, ...]
+        ) -> None:
+            inputs[layer].append(kwargs["hidden_states"])
+            outputs[layer].append(result[0])
+
+        return record
+
     hooks = [
-        layer.self_attn.register_forward_hook(
-            lambda _, args, kwargs, result, i=i: (
-                inputs[i].append(kwargs["hidden_states"]), outputs[i].append(result[0]), None
-            )[-1],
-            with_kwargs=True,
-        )
+        layer.self_attn.register_forward_hook(recorder(i), with_kwargs=True)
         for i, layer in enumerate(model.layers)
     ]
     cache, first = None, 0
@@ -152,8 +184,12 @@ def run_ours(
 
 def assert_same_attention(
     model: torch.nn.Module, layers: list[MLALayer], chunks: tuple[int, ...]
-) -> Any:
-    """Every layer, form and chunk agrees to 1e-5; returns the peer's cache and our last ones."""
+) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """Every layer, form and chunk agrees to 1e-5.
+
+    Returns:
+        The peer's cache; and for each layer our cache with its block table.
+    """
     token_ids = torch.randint(0, COMMON["vocab_size"], (REQUESTS, LENGTH))
     inputs, outputs, peer_cache = run_peer(model, token_ids, chunks)
     caches = []
@@ -178,8 +214,9 @@ def test_prefill_then_decode_gives_the_peers_attention(kind, rope):
     assert_same_attention(model, layers, (20,) + (1,) * (LENGTH - 20))
 
 
-@pytest.mark.parametrize("chunks", [(LENGTH,), (1,) * LENGTH, (10, 3, 11)],
-                         ids=["prefill", "decode", "chunks"])
+@pytest.mark.parametrize(
+    "chunks", [(LENGTH,), (1,) * LENGTH, (10, 3, 11)], ids=["prefill", "decode", "chunks"]
+)
 @pytest.mark.parametrize("kind", ["v2-lite", "v3", "v3.2", "glm"])
 def test_other_shapes_seeds_and_steps(kind, chunks):
     seed = 100 + len(chunks)

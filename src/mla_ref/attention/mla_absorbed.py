@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mla_ref.attention.mla_expanded import require_mla_inputs
 from mla_ref.attention.paged import attend_pages
-from mla_ref.cache.pages import require_batch
+from mla_ref.cache.pages import require_batch, require_page_size
 from mla_ref.checks import (
     require_count,
     require_float,
@@ -87,6 +87,7 @@ def latent_attention(
     require_float("q", q, "num_tokens h d_row")
     require_float("kv_cache", kv_cache, "pages page_size d_row")
     require_same_device({"q": q, "kv_cache": kv_cache})
+    require_page_size("kv_cache", kv_cache)
     require_size("kv_cache", kv_cache, -1, q.shape[-1], "as q")
     if require_count("kv_lora_rank", kv_lora_rank, at_least=1) > q.shape[-1]:
         raise ValueError(

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mla_ref.attention.vectorised import vectorised_attention
-from mla_ref.cache.pages import gather_rows, require_batch, require_pages
+from mla_ref.cache.pages import gather_rows, require_batch, require_page_size, require_pages
 from mla_ref.checks import (
     require_float,
     require_same_device,
@@ -107,6 +107,7 @@ def require_mla_inputs(
     require_float("q_nope", q_nope, "num_tokens h d_n")
     require_float("q_pe", q_pe, "num_tokens h d_r")
     require_float("kv_cache", kv_cache, "pages page_size d_row")
+    require_page_size("kv_cache", kv_cache)
     require_scale("softmax_scale", softmax_scale)
     require_mla_weights(kv_cache.shape[-1], w_uk, w_uv)
     require_same_device({"q_nope": q_nope, "q_pe": q_pe, "kv_cache": kv_cache, "w_uk": w_uk})

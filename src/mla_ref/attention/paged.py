@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mla_ref.attention.masking import causal_lens, grouped, require_heads, visible_mask
 from mla_ref.attention.online_softmax import OnlineSoftmax
-from mla_ref.cache.pages import require_batch, require_pages
+from mla_ref.cache.pages import require_batch, require_page_size, require_pages
 from mla_ref.checks import (
     describe,
     require_float,
@@ -58,6 +58,7 @@ def paged_attention(
     require_float("k_cache", k_cache, "pages page_size h_kv d_qk")
     require_float("v_cache", v_cache, "pages page_size h_kv d_v")
     require_same_device({"q": q, "k_cache": k_cache, "v_cache": v_cache})
+    require_page_size("k_cache", k_cache)
     require_size("k_cache", k_cache, -1, q.shape[-1], "as q")
     if v_cache.shape[:3] != k_cache.shape[:3]:
         raise ValueError(

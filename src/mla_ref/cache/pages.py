@@ -94,6 +94,12 @@ def require_batch(
             )
 
 
+def require_page_size(name: str, cache: Tensor) -> None:
+    """Raise a ValueError that names the cache if its pages hold no row."""
+    if cache.shape[1] == 0:
+        raise ValueError(f"{name} must have pages of one row at least, got {describe(cache)}")
+
+
 def require_pages(block_table: Tensor, seq_lens: Tensor, num_pages: int, page_size: int) -> None:
     """Raise a ValueError if a page that a request uses lies outside the cache."""
     for request, length in enumerate(seq_lens.tolist()):
@@ -175,6 +181,7 @@ def gather_rows(
     """The first `seq_len` rows of one request, in the order of its positions (a copy)."""
     if not isinstance(cache, Tensor) or cache.ndim < 2:
         raise ValueError(f"cache must be a tensor [pages, page_size, ...], got {describe(cache)}")
+    require_page_size("cache", cache)
     require_count("seq_len", seq_len)
     page_size = cache.shape[1]
     require_integer("block_table_row", block_table_row, "max_pages")

@@ -1,7 +1,6 @@
 """`mla-ref ladder`: a real text climbs every rung, and each is held against the one below."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -72,7 +71,9 @@ def ladder(
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     reports = []
-    with Progress(*columns, console=console, transient=True) as progress:
+    # Without a terminal even a hidden progress bar would leave an empty line.
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("running the model", total=None)
         activations, title = _activations(model, text, tokens, layers, dtype, gguf)
         progress.update(task, total=6, completed=0, description="rung 1 of 6")
@@ -98,8 +99,7 @@ def ladder(
             )
         )
     else:
-        width = None if sys.stdout.isatty() else 150
-        Console(width=width, highlight=False).print(table(reports, title))
+        Console(highlight=False, soft_wrap=True).print(table(reports, title), end="")
     for report in wrong:
         typer.echo(disagreement(report), err=True)
     if wrong:

@@ -2,32 +2,40 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
+from rich.text import Text
 
 from mla_ref.ladder.climb import RungReport
 
+HEADINGS = ("max abs", "rel L2", "seconds", "KV bytes", "")
+LEGEND = "KV bytes: cached for one token in one layer. seconds: the attention alone, all layers."
 
-def table(reports: Sequence[RungReport], title: str) -> Table:
-    """One row a rung: what it was checked against, how far apart, how long, how many bytes."""
-    result = Table(title=title, title_justify="left", title_style="bold", pad_edge=False)
-    result.add_column("rung", no_wrap=True)
-    result.add_column("checked against")
-    for name in ("max abs", "rel L2", "seconds", "KV bytes"):
-        result.add_column(name, justify="right", no_wrap=True)
-    result.add_column("", no_wrap=True)
-    result.add_column("what was shown")
-    for report in reports:
-        result.add_row(
-            f"{report.rung.number} {report.rung.name}",
-            report.rung.checked_against,
-            f"{report.out.max_abs:.1e}",
-            f"{report.out.rel_l2:.1e}",
-            f"{report.seconds:.2f}",
-            f"{report.kv_bytes:,}",
-            "[green]ok[/]" if report.ok else "[bold red]NO[/]",
-            report.shown,
+
+def table(reports: Sequence[RungReport], title: str) -> Text:
+    """Two lines a rung: how far it is from the one below it, and what that shows.
+
+    80 columns hold it, so that it looks the same in a terminal, a log and a README.
+    """
+    rows = [
+        (
+            f"{r.rung.number} {r.rung.name}",
+            r.rung.checked_against,
+            (f"{r.out.max_abs:.1e}", f"{r.out.rel_l2:.1e}", f"{r.seconds:.2f}", f"{r.kv_bytes:,}"),
         )
-    return result
+        for r in reports
+    ]
+    left = max(len(name) for name, _, _ in rows)
+    middle = max(len("checked against"), *(len(against) for _, against, _ in rows))
+    text = Text(f"{title}\n\n", style="")
+    text.append(f"{'rung':<{left}}  {'checked against':<{middle}}", style="bold")
+    text.append("".join(f"{name:>9}" for name in HEADINGS).rstrip() + "\n", style="bold")
+    for report, (name, against, figures) in zip(reports, rows, strict=True):
+        text.append(f"{name:<{left}}  {against:<{middle}}")
+        text.append("".join(f"{figure:>9}" for figure in figures))
+        text.append(
+            "   ok\n" if report.ok else "   NO\n", style="green" if report.ok else "bold red"
+        )
+        text.append(f"    {report.shown}\n", style="dim")
+    return text.append(f"\n{LEGEND}\n", style="dim")
 
 
 def to_json(report: RungReport) -> dict[str, object]:

@@ -42,7 +42,7 @@ RUNGS: tuple[Rung, ...] = (
         1,
         "causal",
         "one query row at a time, any dtype up to float64",
-        "numbers by hand, float64 oracle",
+        "by hand, float64 oracle",
         f"{_ATTENTION}/causal.py",
         f"{_TESTS}/test_causal.py",
         "lessons/01_causal_attention.ipynb",

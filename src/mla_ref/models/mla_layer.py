@@ -21,9 +21,7 @@ from mla_ref.batching import Step
 from mla_ref.checks import describe, require_float, require_integer, require_size
 from mla_ref.layers import MLAConfig, apply_rope, rms_norm, rope_table
 from mla_ref.models.projections import attend_latent
-
-# Sub-byte and 8-bit weights need their scales; they are dequantised before they come here.
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+from mla_ref.models.state_dict import module_tensors
 
 
 class LatentNorm(nn.Module):
@@ -86,42 +84,18 @@ class MLALayer(nn.Module):
 
         Args:
             config: The dimensions the tensors must have.
-            state_dict: Any number of tensors; those outside `prefix` are not looked at.
+            state_dict: Tensors of the checkpoint.
             prefix: What stands before the names here, "model.layers.0.self_attn." for example.
                 What follows in `indexer.` is another module's and is skipped.
 
         Raises:
-            ValueError: A key is missing, unexpected or of another shape, or the tensors differ in
-                dtype. An unexpected key is often a weight's scale, without which the weight is
-                meaningless, or a bias.
+            ValueError: A key is missing, unexpected or of another shape, or dtypes differ.
             TypeError: A weight is not of 16, 32 or 64 bits.
         """
         # On the meta device the parameters have shapes and no memory.
         layer = cls(config, device="meta")
         wanted = {name: parameter.shape for name, parameter in layer.named_parameters()}
-        found = {
-            key.removeprefix(prefix): tensor.detach()
-            for key, tensor in state_dict.items()
-            if key.startswith(prefix) and not key.startswith(f"{prefix}indexer.")
-        }
-        problems = [
-            f"missing {prefix}{name} of shape {list(wanted[name])}"
-            for name in wanted
-            if name not in found
-        ]
-        problems += [
-            f"unexpected {prefix}{name}, {describe(found[name])}"
-            for name in sorted(found)
-            if name not in wanted
-        ]
-        problems += [
-            f"{prefix}{name} must have the shape {list(shape)}, got {describe(found[name])}"
-            for name, shape in wanted.items()
-            if name in found and found[name].shape != shape
-        ]
-        if problems:
-            raise ValueError(f"state_dict does not fit {config.name}: {'; '.join(problems)}")
-        _require_one_dtype(found, prefix)
+        found = module_tensors(state_dict, wanted, prefix=prefix, skip=("indexer.",))
         layer.load_state_dict(found, assign=True)
         return layer
 
@@ -211,18 +185,3 @@ class MLALayer(nn.Module):
         dtype = self.kv_b_proj.weight.dtype
         if x.dtype != dtype:
             raise TypeError(f"x must be {dtype}, as the layer's weights, got {describe(x)}")
-
-
-def _require_one_dtype(weights: Mapping[str, Tensor], prefix: str) -> None:
-    """Raise unless all weights are of one dtype that can be multiplied as it is."""
-    for name, weight in weights.items():
-        if weight.dtype not in _DTYPES:
-            raise TypeError(
-                f"{prefix}{name} must be a float of 16, 32 or 64 bits, got "
-                f"{describe(weight)}: dequantise it first"
-            )
-    dtypes = sorted({str(weight.dtype) for weight in weights.values()})
-    if len(dtypes) > 1:
-        raise ValueError(
-            f"all weights of {prefix or 'the layer'} must have one dtype, got {', '.join(dtypes)}"
-        )

@@ -1,0 +1,159 @@
+"""Bad input at every public edge: an error that names an argument, or the right result.
+
+Each edge says how good arguments are drawn and what the result must be, from the definition and
+not from this library. Then one or two arguments are spoiled at random: another type, dtype, shape
+or value. What happens next must be one of two things. The call raises a ValueError or a TypeError
+whose message holds the name of an argument, and has changed nothing. Or it returns, and then the
+result is the right one for those arguments, with no NaN from finite input.
+"""
+
+import math
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("hypothesis", reason="property tests need hypothesis")
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from tests.edges.attention_edges import ATTENTION
+from tests.edges.cache_edges import CACHE
+from tests.edges.edge import FLOATS, Arguments, Draw, Edge
+from tests.edges.number_edges import NUMBERS
+from tests.support import bits
+
+from mla_ref import numerics
+from mla_ref.numerics import AttentionResult
+
+# As a user calls, without the shape checks that only the tests install.
+pytestmark = pytest.mark.usefixtures("plain_calls")
+
+EDGES = ATTENTION | NUMBERS | CACHE
+
+NOT_A_TENSOR = st.sampled_from([None, "q", 3, 0.5, [1.0], (), math.nan])
+SCALARS = st.sampled_from(
+    [None, "1", True, 0, -1, 0.0, -0.5, 2, 7, 1e-50, 1e300, 10**400, math.nan, math.inf, 1.5]
+)
+DTYPES = st.sampled_from(
+    [*FLOATS, torch.int32, torch.int64, torch.uint8, torch.bool, torch.complex64]
+)
+
+
+def spoiled_tensor(draw: Draw, x: Any) -> Any:
+    if not isinstance(x, Tensor):
+        return x  # spoiled already
+    integers = not x.is_floating_point()
+    kind = draw(
+        st.sampled_from(
+            ["type", "dtype", "shorter", "longer", "more dims", "fewer dims", "strides"]
+            + (["value"] if integers else ["device"])
+        )
+    )
+    dim = draw(st.integers(0, max(x.ndim - 1, 0)))
+    if kind == "type":
+        return draw(NOT_A_TENSOR)
+    if kind == "dtype":
+        return x.to(draw(DTYPES))
+    if kind == "device":
+        return x.to("meta")
+    if kind == "more dims":
+        return x.unsqueeze(dim)
+    if kind == "strides" and x.ndim:
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if x.ndim == 0 or x.shape[dim] == 0:
+        return None
+    if kind == "shorter":
+        return x.narrow(dim, 0, x.shape[dim] - 1)
+    if kind == "longer":
+        return torch.cat([x, x.narrow(dim, 0, 1)], dim)
+    if kind == "fewer dims":
+        return x.select(dim, 0)
+    changed = x.clone()
+    if x.dtype in (torch.int32, torch.int64) and x.numel():
+        value = draw(st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 5, 100, 2**31 - 1]))
+        changed.view(-1)[draw(st.integers(0, x.numel() - 1))] = value
+    return changed
+
+
+def spoiled(draw: Draw, value: Any) -> Any:
+    if isinstance(value, AttentionResult):
+        out, lse = value
+        if draw(st.booleans()):
+            return AttentionResult(spoiled_tensor(draw, out), lse)
+        return AttentionResult(out, spoiled_tensor(draw, lse))
+    if isinstance(value, Tensor):
+        return spoiled_tensor(draw, value)
+    if isinstance(value, list):
+        return draw(
+            st.sampled_from([None, 3, [], [*value, 1], value[:-1], [-1] * len(value), [0.5]])
+        )
+    return draw(SCALARS)
+
+
+def tolerance(arguments: Arguments) -> float:
+    """By the narrowest float among the arguments and what they hold."""
+    dtypes = [x.dtype for x in flat(arguments.values()) if x.is_floating_point()]
+    eps = max([torch.finfo(d).eps for d in dtypes], default=2**-52)
+    return 8 * eps
+
+
+def flat(values: Any) -> list[Tensor]:
+    """All tensors among the values and inside their tuples."""
+    found = []
+    for value in values:
+        found += flat(value) if isinstance(value, tuple) else []
+        found += [value] if isinstance(value, Tensor) else []
+    return found
+
+
+def check(edge: Edge, arguments: Arguments) -> bool:
+    """The promise of this file for one call; True if it returned a result."""
+    tensors = [x for x in flat(arguments.values()) if x.device.type != "meta"]
+    before = [bits(x).clone() for x in tensors]
+    try:
+        result = edge.call(**arguments)
+    except (ValueError, TypeError) as error:
+        names = "|".join(re.escape(name) for name in arguments)
+        assert re.search(rf"\b({names})\b", str(error)), f"names no argument: {error}"
+        result = None
+    for x, old in zip(tensors, before, strict=True):
+        assert torch.equal(bits(x), old), "an argument has been changed"
+    if result is None:
+        return False
+    expected = edge.right(arguments)
+    pairs = (
+        zip(result, expected, strict=True) if isinstance(result, tuple) else [(result, expected)]
+    )
+    for actual, right in pairs:
+        comparison = numerics.compare(actual, right)
+        limit = tolerance(arguments)
+        scale = max(1.0, float(torch.where(right.isfinite(), right, 0).double().norm()))
+        assert comparison.agrees(max_abs=limit * scale), comparison
+        assert not actual.isnan().any() or not actual.is_floating_point()
+    return True
+
+
+@pytest.mark.parametrize("name", EDGES)
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_good_arguments_give_the_right_result(name: str, data: st.DataObject) -> None:
+    edge = EDGES[name]
+    arguments = edge.arguments(data.draw)
+    assert check(edge, arguments), "good arguments were refused"
+
+
+@pytest.mark.parametrize("name", EDGES)
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_bad_arguments_are_named_or_harmless(name: str, data: st.DataObject) -> None:
+    edge = EDGES[name]
+    arguments = edge.arguments(data.draw)
+    for _ in range(data.draw(st.integers(1, 2))):
+        target = data.draw(st.sampled_from(sorted(arguments)))
+        arguments[target] = spoiled(data.draw, arguments[target])
+    # A tensor without memory stands for one on another device: there must be two devices.
+    devices = {x.device.type for x in flat(arguments.values()) if x.is_floating_point()}
+    assume(devices != {"meta"})
+    check(edge, arguments)
