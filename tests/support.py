@@ -15,6 +15,7 @@ from typing import Any
 import jaxtyping
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_ref.attention import (
     causal_attention,
@@ -71,6 +72,22 @@ def assert_same_bits(actual: AttentionResult, expected: AttentionResult) -> None
 def bits(x: Tensor) -> Tensor:
     """The bytes of a tensor, in which NaN equals NaN and -0.0 differs from 0.0."""
     return x.clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
+
+
+class NothingReadBack(TorchDispatchMode):
+    """Fails at an operator that would wait for a GPU: one that hands numbers to the host.
+
+    Such an operator cannot be captured in a CUDA graph. Also those whose output's size depends on
+    the data, because the host must know it.
+    """
+
+    reading = ("_local_scalar_dense", "nonzero", "_unique", "masked_select", "equal.default")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        assert not any(name in str(func) for name in self.reading), f"{func} reads back"
+        return func(*args, **(kwargs or {}))
 
 
 def tensors_of(problem: Any) -> dict[str, Tensor]:

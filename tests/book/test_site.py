@@ -136,9 +136,8 @@ def test_B134_each_lesson_has_a_page_with_its_title_and_its_outputs(site: Path, 
 
 
 def test_ladder_and_museum_show_all_of_their_data(site: Path) -> None:
-    from mla_ref.testing.bugs import BUGS
-
     from mla_ref.ladder import RUNGS
+    from mla_ref.testing.bugs import BUGS
 
     ladder, museum = read(site / "ladder.html").text, read(site / "museum.html").text
     assert [rung.name for rung in RUNGS if rung.name not in ladder] == []

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from tests.support import bits, raw
+from tests.support import NothingReadBack, bits, raw
 
 from mla_ref.attention import latent_attention
 from mla_ref.cache import gather_rows, slot_mapping, write_rows
@@ -148,6 +148,18 @@ def test_B019_pages_with_other_layers_between_them() -> None:
     assert torch.equal(cache, packed)
     assert torch.equal(cache[3, 200 - 192], rows[3])
     assert torch.equal(gather_rows(cache, torch.tensor([3, 0]), 128)[8], rows[3])
+
+
+@pytest.mark.parametrize("slots", [[-1, 5, -1], [-1, -1, -1], [0, 3, 99]])
+def test_without_validation_nothing_is_read_back(slots: list[int]) -> None:
+    """A step in a CUDA graph: no number may go to the host on the way."""
+    cache, rows, where = torch.zeros(3, 4, 2), counting(3, 2), torch.tensor(slots)
+    with NothingReadBack():
+        write_rows(cache, rows, where, validate=False)
+    for row, slot in zip(rows, slots, strict=True):
+        if 0 <= slot < 12:
+            assert torch.equal(cache.flatten(0, 1)[slot], row)
+    assert int((cache != 0).any(-1).sum()) == sum(0 <= slot < 12 for slot in slots)
 
 
 def test_B020_padding_never_takes_a_block_of_someone() -> None:

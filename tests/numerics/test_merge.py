@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.support import assert_agrees, assert_same_bits, bits, random_qkv, raw
+from tests.support import NothingReadBack, assert_agrees, assert_same_bits, bits, random_qkv, raw
 
 from mla_ref.numerics import AttentionResult, merge, merge_many, oracle_attention
 
@@ -194,6 +194,19 @@ def test_plus_inf_is_refused_and_can_be_let_through() -> None:
     out, lse = merge(*x, *marked, validate=False)
     assert out[0, 0].isnan().all() and lse[0, 0].isnan()
     assert out[1:].isfinite().all()
+
+
+def test_without_validation_nothing_is_read_back() -> None:
+    a, b = part(19), part(20)
+    b.lse[0] = -INF
+    stacked = torch.stack([a.out, b.out]), torch.stack([a.lse, b.lse])
+    with NothingReadBack():
+        two = merge(*a, *b, validate=False)
+        many = merge_many(*stacked, validate=False)
+    assert_same_bits(two, merge(*a, *b))
+    assert_same_bits(many, two)
+    with NothingReadBack(), pytest.raises(AssertionError, match="reads back"):
+        merge(*a, *b)  # the check itself does
 
 
 @pytest.mark.parametrize(

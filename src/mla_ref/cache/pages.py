@@ -163,12 +163,12 @@ def write_rows(
         return
     # A skipped row repeats the write of the first valid one, which changes nothing. A boolean mask
     # would have to read its count back to the host. With no valid row, slot 0 is written with what
-    # it holds.
-    first = valid.to(torch.int8).argmax()
+    # it holds. `first` has one dimension, since torch reads an index without any back to the host.
+    first = valid.to(torch.int8).argmax(dim=0, keepdim=True)
     any_valid = valid[first]
     target = torch.where(valid, slots, torch.where(any_valid, slots[first], 0))
     shape = (-1,) + (1,) * (rows.ndim - 1)
-    fallback = torch.where(any_valid, rows[first].to(cache.dtype), cache[0, 0])
+    fallback = torch.where(any_valid.view(shape), rows[first].to(cache.dtype), cache[:1, 0])
     content = torch.where(valid.view(shape), rows.to(cache.dtype), fallback)
     cache[target // page_size, target % page_size] = content
 

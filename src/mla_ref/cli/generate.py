@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PANEL = "Learn"
 EXAMPLES = (
     Example(
-        'generate "def fibonacci(n):" --tokens 40',
+        'generate "def fibonacci(n):" --tokens 16',
         "SmolLM2-135M writes code, its attention as absorbed MLA",
         needs_model=True,
     ),
