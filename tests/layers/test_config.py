@@ -86,7 +86,8 @@ def test_B151_what_a_token_costs_in_the_cache() -> None:
 
 
 def test_B055_a_model_without_rotary_numbers() -> None:
-    c = replace(preset("glm-5"), qk_rope_head_dim=0)
+    rope = replace(preset("glm-5").rope, dim=0)
+    c = replace(preset("glm-5"), qk_rope_head_dim=0, rope=rope)
     assert (c.qk_head_dim, c.kv_row_dim) == (192, 512)
 
 
@@ -119,7 +120,12 @@ def test_a_config_that_cannot_be(name: str, values: tuple) -> None:
 
 def test_no_number_to_compare_at_all() -> None:
     with pytest.raises(ValueError, match="must not both be 0"):
-        replace(preset("v3"), qk_nope_head_dim=0, qk_rope_head_dim=0)
+        replace(
+            preset("v3"),
+            qk_nope_head_dim=0,
+            qk_rope_head_dim=0,
+            rope=replace(preset("v3").rope, dim=0),
+        )
 
 
 def test_an_unknown_preset_lists_the_names() -> None:
@@ -127,3 +133,8 @@ def test_an_unknown_preset_lists_the_names() -> None:
         with pytest.raises(ValueError, match=r"preset name must be one of .*v3\.2.*glm-5\.2"):
             raw(preset)(name)
     assert set(PRESETS) == set(PUBLISHED) | {"smollm2-packed"}
+
+
+def test_rope_of_another_width_than_the_rotary_part_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"rope\.dim must be qk_rope_head_dim = 64, got 32"):
+        replace(preset("v3"), rope=replace(preset("v3").rope, dim=32))

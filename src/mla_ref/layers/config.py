@@ -62,6 +62,10 @@ class MLAConfig:
         require_count("qk_rope_head_dim", self.qk_rope_head_dim)
         if self.qk_rope_head_dim % 2:
             raise ValueError(f"qk_rope_head_dim must be even, got {self.qk_rope_head_dim}")
+        if self.rope.dim != self.qk_rope_head_dim:
+            raise ValueError(
+                f"rope.dim must be qk_rope_head_dim = {self.qk_rope_head_dim}, got {self.rope.dim}"
+            )
         if self.qk_nope_head_dim + self.qk_rope_head_dim == 0:
             raise ValueError("qk_nope_head_dim and qk_rope_head_dim must not both be 0")
         require_scale("softmax_scale", self.softmax_scale)
