@@ -70,7 +70,7 @@ def spoiled_tensor(draw: Draw, x: Any) -> Any:
         return torch.cat([x, x.narrow(dim, 0, 1)], dim)
     if kind == "fewer dims":
         return x.select(dim, 0)
-    changed = x.clone()
+    changed = x.clone(memory_format=torch.contiguous_format)
     if x.dtype in (torch.int32, torch.int64) and x.numel():
         value = draw(st.sampled_from([-(2**31), -2, -1, 0, 1, 2, 5, 100, 2**31 - 1]))
         changed.view(-1)[draw(st.integers(0, x.numel() - 1))] = value
@@ -108,8 +108,8 @@ def flat(values: Any) -> list[Tensor]:
     return found
 
 
-def check(edge: Edge, arguments: Arguments) -> bool:
-    """The promise of this file for one call; True if it returned a result."""
+def check(edge: Edge, arguments: Arguments) -> tuple[Tensor, ...]:
+    """The promise of this file for one call; what it returned, or nothing if it raised."""
     tensors = [x for x in flat(arguments.values()) if x.device.type != "meta"]
     before = [bits(x).clone() for x in tensors]
     try:
@@ -121,31 +121,32 @@ def check(edge: Edge, arguments: Arguments) -> bool:
     for x, old in zip(tensors, before, strict=True):
         assert torch.equal(bits(x), old), "an argument has been changed"
     if result is None:
-        return False
-    expected = edge.right(arguments)
-    pairs = (
-        zip(result, expected, strict=True) if isinstance(result, tuple) else [(result, expected)]
-    )
-    for actual, right in pairs:
-        comparison = numerics.compare(actual, right)
-        limit = tolerance(arguments)
-        scale = max(1.0, float(torch.where(right.isfinite(), right, 0).double().norm()))
-        assert comparison.agrees(max_abs=limit * scale), comparison
-        assert not actual.isnan().any() or not actual.is_floating_point()
-    return True
+        return ()
+    results = result if isinstance(result, tuple) else (result,)
+    right = edge.right(arguments)
+    rights = right if isinstance(right, tuple) else (right,)
+    for actual, expected in zip(results, rights, strict=True):
+        if actual.is_complex():  # rows of a cache may be anything
+            actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
+        comparison = numerics.compare(actual, expected)
+        largest = max(1.0, float(torch.where(expected.isfinite(), expected, 0).double().norm()))
+        assert comparison.agrees(max_abs=tolerance(arguments) * largest), comparison
+    return results
 
 
 @pytest.mark.parametrize("name", EDGES)
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_good_arguments_give_the_right_result(name: str, data: st.DataObject) -> None:
     edge = EDGES[name]
     arguments = edge.arguments(data.draw)
-    assert check(edge, arguments), "good arguments were refused"
+    results = check(edge, arguments)
+    assert results, "good arguments were refused"
+    assert not any(x.isnan().any() for x in results), "NaN from finite input"
 
 
 @pytest.mark.parametrize("name", EDGES)
-@settings(max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_bad_arguments_are_named_or_harmless(name: str, data: st.DataObject) -> None:
     edge = EDGES[name]
