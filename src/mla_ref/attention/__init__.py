@@ -1,4 +1,4 @@
-"""Rungs 1 to 6: one attention, written six times, each checked against the one before."""
+"""The rungs of attention: one result, written many times, each checked against the one before."""
 
 from mla_ref.attention.causal import causal_attention
 from mla_ref.attention.masking import causal_lens
@@ -12,6 +12,8 @@ from mla_ref.attention.mla_expanded import expand_kv, mla_expanded_attention
 from mla_ref.attention.online import online_attention
 from mla_ref.attention.online_softmax import OnlineSoftmax
 from mla_ref.attention.paged import paged_attention
+from mla_ref.attention.sparse_decode import plan_splits, sparse_decode
+from mla_ref.attention.sparse_extend import sparse_extend
 from mla_ref.attention.vectorised import vectorised_attention
 
 __all__ = [
@@ -25,6 +27,9 @@ __all__ = [
     "mla_expanded_attention",
     "online_attention",
     "paged_attention",
+    "plan_splits",
     "project_values",
+    "sparse_decode",
+    "sparse_extend",
     "vectorised_attention",
 ]

@@ -1,0 +1,80 @@
+"""The 656-byte row: an FP8 latent, its four scales, and the rotary key in bfloat16.
+
+    bytes    0 .. 511   512 E4M3 numbers, the latent in 4 groups of 128
+    bytes  512 .. 527   4 float32 scales, little-endian, one a group
+    bytes  528 .. 655   64 bfloat16 numbers, the rotary key, not quantised
+
+The layout of DeepSeek-V3.2's sparse attention (deepseek-ai/FlashMLA, tests/quant.py and README;
+vLLM calls it fp8_ds_mla). 1,152 bytes become 656. Another FP8 layout puts all scales of a page
+behind its data; both have rows of like size and no tag, so reading one as the other fails silently
+(vllm#40991), which is why each reader here checks the width.
+"""
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from mla_ref.checks import describe, require_tensor
+from mla_ref.numerics.float8 import from_e4m3, group_scale, read_scale, to_e4m3
+
+LATENT = 512
+ROPE = 64
+GROUP = 128
+GROUPS = LATENT // GROUP
+ROW_BYTES = LATENT + 4 * GROUPS + 2 * ROPE
+_SCALES = slice(LATENT, LATENT + 4 * GROUPS)
+_ROPE = slice(LATENT + 4 * GROUPS, ROW_BYTES)
+
+
+def pack_fp8_rows(
+    kv_rows: Float[Tensor, "n d_row"], *, scale_rule: str = "fp32"
+) -> UInt8[Tensor, "n 656"]:
+    """Quantise cached rows [latent 512 | rotary key 64] to their 656 bytes.
+
+    Args:
+        kv_rows: One row a token. A row of 512 (a model without rotary key) gets 128 zero bytes.
+        scale_rule: How a group's scale is made, see `group_scale`.
+    """
+    require_tensor("kv_rows", kv_rows, "n d_row")
+    if not kv_rows.is_floating_point() or kv_rows.shape[1] not in (LATENT, LATENT + ROPE):
+        raise ValueError(
+            f"kv_rows must be floating point [n, {LATENT + ROPE}] or [n, {LATENT}], got "
+            f"{describe(kv_rows)}"
+        )
+    n = kv_rows.shape[0]
+    latent = kv_rows[:, :LATENT].to(torch.float32).unflatten(1, (GROUPS, GROUP))
+    scales = group_scale(latent.abs().amax(dim=-1), scale_rule)
+    k_pe = kv_rows.new_zeros(n, ROPE, dtype=torch.bfloat16)
+    k_pe[:, : kv_rows.shape[1] - LATENT] = kv_rows[:, LATENT:].to(torch.bfloat16)
+    return torch.cat(
+        [
+            to_e4m3(latent / scales[..., None]).flatten(1),
+            scales.contiguous().view(torch.uint8),
+            k_pe.view(torch.uint8),
+        ],
+        dim=1,
+    )
+
+
+def unpack_fp8_rows(
+    rows: UInt8[Tensor, "*shape 656"], *, scale_reader: str = "stored"
+) -> Float[Tensor, "*shape 576"]:
+    """The numbers that 656-byte rows stand for, in float32.
+
+    An E4M3 number has 4 significant bits and a scale 24, so their product is rounded to float32
+    once and otherwise exact.
+
+    Args:
+        rows: Bytes; any number of dimensions before the last.
+        scale_reader: How the stored scale is taken, see `read_scale`.
+    """
+    if not isinstance(rows, Tensor) or rows.dtype != torch.uint8:
+        raise TypeError(f"rows must be a uint8 tensor, got {describe(rows)}")
+    if rows.ndim == 0 or rows.shape[-1] != ROW_BYTES:
+        raise ValueError(
+            f"rows must have {ROW_BYTES} bytes in the last dimension, got {describe(rows)}"
+        )
+    scales = read_scale(rows[..., _SCALES].contiguous().view(torch.float32), scale_reader)
+    latent = from_e4m3(rows[..., :LATENT].contiguous()).unflatten(-1, (GROUPS, GROUP))
+    k_pe = rows[..., _ROPE].contiguous().view(torch.bfloat16).to(torch.float32)
+    return torch.cat([(latent * scales[..., None]).flatten(-2), k_pe], dim=-1)

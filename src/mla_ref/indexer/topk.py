@@ -1,0 +1,100 @@
+"""Top-k of index scores, the same list every time.
+
+Scores tie in earnest: the ReLU makes thousands of exact zeros. `torch.topk` breaks ties as it
+likes, and differently for rows of different length, so a prefill and a decode step of one model can
+disagree; a kernel's buffer for ties has overflowed on them too (sglang#30645). Here ties go to the
+lower position.
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mla_ref.checks import require_count, require_float, require_integer, require_size
+
+
+def select_topk(
+    scores: Float[Tensor, "rows s_kv"], visible_lens: Int[Tensor, " rows"], k: int
+) -> Int[Tensor, "rows k"]:
+    """Positions of the k highest scores among the first visible_lens[row] keys.
+
+    Args:
+        scores: One row a query.
+        visible_lens: Causal length of each row; keys at and beyond are never selected.
+        k: Width of the result.
+
+    Returns:
+        int32 positions, highest score first, the lower position first among equals. A row with
+        fewer than k selectable keys ends in -1. NaN and -inf are never selected: a NaN that ranks
+        as the greatest number once made a kernel return uninitialised memory (vllm#50201).
+    """
+    require_float("scores", scores, "rows s_kv")
+    require_integer("visible_lens", visible_lens, "rows")
+    require_size("visible_lens", visible_lens, 0, scores.shape[0], "one length a row")
+    require_count("k", k)
+    positions = torch.arange(scores.shape[1], device=scores.device, dtype=torch.int32)
+    masked = _unselectable_to_minus_inf(scores, positions, visible_lens)
+    return _best(masked, positions.expand_as(masked), k)[1]
+
+
+def select_topk_chunked(
+    score_chunk: Callable[[int, int], Float[Tensor, "rows count"]],
+    s_kv: int,
+    visible_lens: Int[Tensor, " rows"],
+    k: int,
+    *,
+    chunk: int = 8192,
+) -> Int[Tensor, "rows k"]:
+    """The same list from scores that are made `chunk` keys at a time.
+
+    Holds rows * (k + chunk) scores, whatever s_kv: 128k keys need no 128k-wide score matrix.
+
+    Args:
+        score_chunk: Gives the scores of keys first .. first + count - 1.
+        s_kv: Number of keys.
+        visible_lens: As in `select_topk`.
+        k: As in `select_topk`.
+        chunk: Keys at a time.
+    """
+    require_count("s_kv", s_kv)
+    require_count("chunk", chunk, at_least=1)
+    require_integer("visible_lens", visible_lens, "rows")
+    rows, device = visible_lens.shape[0], visible_lens.device
+    best: Tensor | None = None
+    where = torch.full((rows, require_count("k", k)), -1, dtype=torch.int32, device=device)
+    for first in range(0, s_kv, chunk):
+        count = min(chunk, s_kv - first)
+        positions = torch.arange(first, first + count, device=device, dtype=torch.int32)
+        scores = _unselectable_to_minus_inf(score_chunk(first, count), positions, visible_lens)
+        chunk_positions = positions.expand_as(scores)
+        if best is not None:
+            # Earlier keys stand first, and the sort is stable: ties stay with the lower position.
+            scores = torch.cat([best, scores], dim=1)
+            chunk_positions = torch.cat([where, chunk_positions], dim=1)
+        best, where = _best(scores, chunk_positions, k)
+    return where
+
+
+def _unselectable_to_minus_inf(
+    scores: Float[Tensor, "rows n"],
+    positions: Int[Tensor, " n"],
+    visible_lens: Int[Tensor, " rows"],
+) -> Float[Tensor, "rows n"]:
+    hidden = (positions >= visible_lens[:, None]) | scores.isnan()
+    return scores.masked_fill(hidden, -torch.inf)
+
+
+def _best(
+    scores: Float[Tensor, "rows n"], positions: Int[Tensor, "rows n"], k: int
+) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
+    """The k best of each row, padded with -inf and -1 where there are fewer."""
+    order = torch.sort(scores, dim=1, descending=True, stable=True)
+    best = order.values[:, :k]
+    where = positions.gather(1, order.indices[:, :k]).masked_fill(best == -torch.inf, -1)
+    short = k - best.shape[1]
+    if short > 0:
+        best = torch.nn.functional.pad(best, (0, short), value=-torch.inf)
+        where = torch.nn.functional.pad(where, (0, short), value=-1)
+    return best, where
