@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mla_ref.cli.app import app
-from mla_ref.ladder import climb as climb_module
+from mla_ref.ladder import rung_runs
 from mla_ref.numerics import AttentionResult
 
 # The smallest preset: 16 heads, no compressed query.
@@ -37,13 +37,13 @@ def test_float64_and_bfloat16_climb_too():
 
 
 def test_a_wrong_rung_gives_exit_code_one_and_its_name(monkeypatch):
-    right = climb_module.online_attention
+    right = rung_runs.online_attention
 
     def wrong(*args, **kwargs):
         out, lse = right(*args, **kwargs)
         return AttentionResult(-out, lse)
 
-    monkeypatch.setattr(climb_module, "online_attention", wrong)
+    monkeypatch.setattr(rung_runs, "online_attention", wrong)
     result = run(*QUICK)
     assert result.exit_code == 1
     assert "rung 3 (online) disagrees with rung 2" in result.stderr

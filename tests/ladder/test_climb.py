@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from mla_ref.attention import expand_kv
-from mla_ref.ladder import climb as climb_module
+from mla_ref.ladder import rung_runs
 from mla_ref.ladder.activations import LatentView, LayerActivations
-from mla_ref.ladder.climb import climb, hand_worked
+from mla_ref.ladder.climb import climb
 from mla_ref.ladder.report import disagreement, to_json
+from mla_ref.ladder.rung_runs import hand_worked
 from mla_ref.numerics import AttentionResult
 
 
@@ -70,7 +71,7 @@ FUNCTIONS = [
 @pytest.mark.parametrize("number", range(1, 7))
 def test_a_wrong_rung_is_named(monkeypatch, number, fault):
     name = FUNCTIONS[number - 1]
-    monkeypatch.setattr(climb_module, name, fault(getattr(climb_module, name)))
+    monkeypatch.setattr(rung_runs, name, fault(getattr(rung_runs, name)))
     reports = list(climb([activations()]))
     assert not reports[number - 1].ok
     assert f"rung {number} " in disagreement(reports[number - 1])
@@ -78,13 +79,13 @@ def test_a_wrong_rung_is_named(monkeypatch, number, fault):
 
 
 def test_a_rung_wrong_in_a_ragged_batch_only_is_caught(monkeypatch):
-    right = climb_module.paged_attention
+    right = rung_runs.paged_attention
 
     def wrong(q, *args, query_start_loc, **kwargs):
         out, lse = right(q, *args, query_start_loc=query_start_loc, **kwargs)
         return AttentionResult(out if len(query_start_loc) == 2 else out.flip(0), lse)
 
-    monkeypatch.setattr(climb_module, "paged_attention", wrong)
+    monkeypatch.setattr(rung_runs, "paged_attention", wrong)
     assert not list(climb([activations()]))[3].ok
 
 

@@ -1,0 +1,127 @@
+"""How a layer's activations run on each rung; a new rung adds its function here."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from mla_ref.attention import (
+    causal_attention,
+    causal_lens,
+    mla_absorbed_attention,
+    mla_expanded_attention,
+    online_attention,
+    paged_attention,
+    vectorised_attention,
+)
+from mla_ref.attention.masking import visible_mask
+from mla_ref.batching import Step
+from mla_ref.ladder.activations import LatentView, LayerActivations
+from mla_ref.ladder.run import Run, on_pages, timed
+from mla_ref.numerics import AttentionResult, Comparison, compare, oracle_attention
+
+TILE = 64
+
+
+def hand_worked() -> Comparison:
+    """Rung 1 on numbers worked out by hand.
+
+    Two query rows of 1, keys 0 and ln 3, values 0 and 4, scale 1. Row 0 sees key 0 alone: output 0,
+    LSE 0. Row 1 has weights 1/4 and 3/4: output 3, LSE ln 4.
+    """
+    one = torch.ones(2, 1, 1, dtype=torch.float64)
+    keys = one * torch.tensor([1.0, 3.0], dtype=torch.float64).log()[:, None, None]
+    values = one * torch.tensor([0.0, 4.0], dtype=torch.float64)[:, None, None]
+    out, lse = causal_attention(one, keys, values, softmax_scale=1.0)
+    expected = torch.tensor([[0.0, 3.0], [0.0, math.log(4.0)]], dtype=torch.float64)
+    return compare(torch.stack([out.flatten(), lse.flatten()]), expected)
+
+
+def _causal(layer: LayerActivations) -> Run:
+    q, k, v, scale = layer.q, layer.k, layer.v, layer.softmax_scale
+    result, seconds = timed(lambda: causal_attention(q, k, v, softmax_scale=scale))
+    visible = visible_mask(causal_lens(q.shape[0], k.shape[0]), 0, k.shape[0])
+    expected = oracle_attention(q, k, v, visible, softmax_scale=scale)
+    return Run(result, expected, seconds, (hand_worked(),))
+
+
+def _vectorised(layer: LayerActivations, below: AttentionResult) -> Run:
+    q, k, v = layer.q[None], layer.k[None], layer.v[None]
+    batched, seconds = timed(
+        lambda: vectorised_attention(q, k, v, softmax_scale=layer.softmax_scale)
+    )
+    return Run(AttentionResult(batched.out[0], batched.lse[0]), below, seconds)
+
+
+def _online(layer: LayerActivations, below: AttentionResult) -> Run:
+    result, seconds = timed(
+        lambda: online_attention(
+            layer.q, layer.k, layer.v, softmax_scale=layer.softmax_scale, block_size=TILE
+        )
+    )
+    return Run(result, below, seconds)
+
+
+def _paged(layer: LayerActivations, below: AttentionResult) -> Run:
+    def run(q: Tensor, step: Step, *caches: Tensor) -> AttentionResult:
+        return paged_attention(q, *caches, **_batch(step), softmax_scale=layer.softmax_scale)
+
+    return on_pages(run, (layer.q,), (layer.k, layer.v), below)
+
+
+def _expanded(layer: LayerActivations, below: AttentionResult) -> Run:
+    runs = [
+        on_pages(
+            _latent(mla_expanded_attention, layer, view),
+            (view.q_nope, view.q_pe),
+            (view.kv_rows,),
+            below,
+        )
+        for view in layer.latent
+    ]
+    # Every view must agree; the last is the one that goes on to rung 6.
+    others = tuple(c for r in runs[:-1] for c in (compare(r.result.out, below.out), *r.extra))
+    return replace(runs[-1], extra=(*runs[-1].extra, *others))
+
+
+def _absorbed(layer: LayerActivations, below: AttentionResult) -> Run:
+    view = layer.latent[-1]
+    run = _latent(mla_absorbed_attention, layer, view)
+    return on_pages(run, (view.q_nope, view.q_pe), (view.kv_rows,), below)
+
+
+RUNNERS: tuple[Callable[..., Run], ...] = (
+    _causal,
+    _vectorised,
+    _online,
+    _paged,
+    _expanded,
+    _absorbed,
+)
+
+
+def _latent(
+    attention: Callable[..., AttentionResult], layer: LayerActivations, view: LatentView
+) -> Callable[..., AttentionResult]:
+    def run(q_nope: Tensor, q_pe: Tensor, step: Step, kv_cache: Tensor) -> AttentionResult:
+        return attention(
+            q_nope,
+            q_pe,
+            kv_cache,
+            view.w_uk,
+            view.w_uv,
+            **_batch(step),
+            softmax_scale=layer.softmax_scale,
+        )
+
+    return run
+
+
+def _batch(step: Step) -> dict[str, Tensor]:
+    return {
+        "query_start_loc": step.query_start_loc,
+        "seq_lens": step.seq_lens,
+        "block_table": step.block_table,
+    }

@@ -1,0 +1,40 @@
+"""What the README shows is what there is."""
+
+import re
+from pathlib import Path
+
+from mla_ref.cli.app import VERBS
+from mla_ref.ladder import RUNGS
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_python_example_runs_and_the_two_forms_agree() -> None:
+    (example,) = blocks("python")
+    names: dict[str, object] = {}
+    exec(compile(example, "README.md", "exec"), names)
+    found = names["compare"](names["absorbed"].out, names["expanded"].out)
+    assert found.agrees(rel_l2=1e-5), found
+
+
+def test_every_command_shown_is_a_verb() -> None:
+    shown = re.findall(r"mla-ref (\w+)", "\n".join(blocks("sh")))
+    assert shown
+    assert set(shown) <= set(VERBS)
+
+
+def test_the_table_is_that_of_the_ladder() -> None:
+    rows = re.findall(
+        r"^\| (\d+ [^|]+?) \| ([^|]+?) \| ([^|]+?) \| built \|$", README, re.MULTILINE
+    )
+    built = [rung for rung in RUNGS if rung.built]
+    assert [row[0] for row in rows] == [f"{rung.number} {rung.name}" for rung in built]
+    assert [row[2] for row in rows] == [rung.checked_against for rung in built]
+
+
+def test_nothing_is_left_to_fill_in() -> None:
+    assert re.findall(r"\b(?:SETUP|RUN)-[A-Z]+\b|LADDER-OUTPUT|TODO", README) == []
