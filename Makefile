@@ -53,9 +53,11 @@ test: $(VENV)/.test $(VENV)/.smollm2-$(SMOLLM2) ## Run all tests but the slow on
 	@OMP_NUM_THREADS=1 MLA_REF_REQUIRE_MODEL=1 MLA_REF_REQUIRE_PEERS=1 \
 	  $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-fast: $(VENV)/.test-fast ## Run the tests that need no model and no other library.
+test-fast: $(VENV)/.test-fast ## Run the quick tests: the rungs and their ground.
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal \
-	  -m "not model and not peers and not slow" $(ARGS)
+	  -m "not model and not peers and not slow and not thorough" \
+	  --ignore=tests/peers --ignore=tests/edges --ignore=tests/lessons \
+	  --ignore=tests/models --ignore=tests/engine $(ARGS)
 
 lint: $(VENV)/.lint ## Check style, types and which folder may import which.
 	$(BIN)/python -m ruff check .

@@ -7,6 +7,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.thorough
+
 OPTIONAL = ("triton", "cupy", "gguf", "tokenizers", "matplotlib", "transformers")
 
 IMPORT_ALL = """

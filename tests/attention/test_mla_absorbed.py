@@ -210,6 +210,7 @@ def test_inputs_stay_as_they_are_and_bits_repeat(form: str) -> None:
         assert torch.equal(bits(x), before[name]), name
 
 
+@pytest.mark.thorough
 def test_what_a_query_costs() -> None:
     """2 h (2 d_c + d_r) operations a pair: counted, then the 3.4 of the docstring."""
     h, d_n, d_r, d_c, d_v, s_q, s_kv = 4, 8, 4, 12, 6, 3, 12

@@ -22,6 +22,8 @@ from mla_ref.bench import (
 from mla_ref.bench.context import ContextRow
 from mla_ref.numerics import AttentionResult
 
+pytestmark = pytest.mark.thorough
+
 HEADS, PAGE_SIZE = 2, 16
 FAST = {"heads": HEADS, "head_dim": 8, "page_size": PAGE_SIZE, "warmup": 0, "repeats": 1}
 

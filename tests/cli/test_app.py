@@ -11,6 +11,8 @@ import mla_ref
 from mla_ref.cli import main
 from mla_ref.cli.app import VERBS, build_app
 
+pytestmark = pytest.mark.thorough
+
 
 def _failing(error):
     """The app with a verb that raises."""

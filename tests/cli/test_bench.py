@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from mla_ref.bench import context
 from mla_ref.cli.bench import BENCHES, bench
 
+pytestmark = pytest.mark.thorough
+
 SMALL = ("--lengths", "16,32", "--heads", "1", "--head-dim", "8", "--repeats", "1")
 
 

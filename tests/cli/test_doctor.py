@@ -13,6 +13,8 @@ from mla_ref.cli.doctor import show
 from mla_ref.platform import GROUPS, Finding, Gpu, inspect_machine
 from mla_ref.platform.packages import Package
 
+pytestmark = pytest.mark.thorough
+
 LONG = 'pip uninstall -y cupy-cuda12x cupy-cuda13x && pip install "mla-ref[cuda13]"'
 ROWS = (
     Finding("Run the ladder", "torch", True, "2.13.0", required=True),

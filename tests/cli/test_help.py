@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from mla_ref.cli.app import PANELS, VERBS, app
 
+pytestmark = pytest.mark.thorough
+
 MODULES = {verb: importlib.import_module(f"mla_ref.cli.{verb}") for verb in VERBS}
 EXAMPLES = [
     pytest.param(example, id=example.line, marks=[pytest.mark.model] if example.needs_model else [])

@@ -28,7 +28,7 @@ from mla_ref import numerics
 from mla_ref.numerics import AttentionResult
 
 # As a user calls, without the shape checks that only the tests install.
-pytestmark = pytest.mark.usefixtures("plain_calls")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("plain_calls")]
 
 EDGES = ATTENTION | NUMBERS | CACHE
 

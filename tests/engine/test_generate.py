@@ -9,6 +9,8 @@ from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_weights import SmolLM2Config
 from mla_ref.models.tokenizer import StreamDecoder
 
+pytestmark = pytest.mark.thorough
+
 CONFIG = SmolLM2Config(num_layers=2, context_length=32)
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43]
 

@@ -9,6 +9,8 @@ import torch
 
 from mla_ref.teaching import figures
 
+pytestmark = pytest.mark.thorough
+
 pytest.importorskip("matplotlib")
 
 
