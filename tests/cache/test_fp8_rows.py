@@ -83,7 +83,6 @@ def test_B055_a_model_without_rotary_key() -> None:
     packed = pack_fp8_rows(rows)
     assert packed.shape == (4, 656)
     assert packed[:, 528:].eq(0).all()
-    assert torch.equal(unpack_fp8_rows(packed)[:, :512], unpack_fp8_rows(packed)[:, :512])
     padded = torch.cat([rows, torch.zeros(4, 64)], dim=1)
     assert torch.equal(packed, pack_fp8_rows(padded))
 

@@ -1,4 +1,4 @@
-"""E4M3 bytes against ml-independent enumeration, and the scale rules by their published numbers."""
+"""E4M3 bytes against the format's definition, and the scale rules by their published numbers."""
 
 import math
 
