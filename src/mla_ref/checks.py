@@ -6,6 +6,7 @@ so that a reader can mend the call without opening this library.
 """
 
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -85,8 +86,9 @@ def require_scale(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {describe(value)}")
     try:
-        as_float32 = torch.tensor(float(value), dtype=torch.float32).item()
-    except OverflowError:  # an int that not even a double can hold
+        # Without torch: this stands in steps that must read nothing back.
+        (as_float32,) = struct.unpack("f", struct.pack("f", float(value)))
+    except OverflowError:  # too large for a float32, or an int that not even a double can hold
         as_float32 = math.inf
     if not (math.isfinite(as_float32) and as_float32 > 0):
         raise ValueError(f"{name} must be finite and greater than 0 in float32, got {value!r}")

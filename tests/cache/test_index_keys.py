@@ -8,6 +8,7 @@ from mla_ref.cache.index_keys import (
     KEY_BYTES,
     index_planes,
     new_index_cache,
+    page_size_of,
     quantise_index_keys,
     read_index_keys,
     write_index_keys,
@@ -78,3 +79,96 @@ def test_input_that_does_not_fit_is_named() -> None:
         raw(write_index_keys)(cache, torch.zeros(1, 64), torch.tensor([0]))
     with pytest.raises(ValueError, match="slots"):
         raw(write_index_keys)(cache, torch.zeros(1, 128), torch.tensor([64]))
+
+
+# --- a cache of plain numbers
+
+
+@pytest.mark.parametrize("page_size", [1, 5, 64])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_a_float_cache_gives_back_what_was_written(page_size: int, dtype: torch.dtype) -> None:
+    pages = -(-23 // page_size)
+    table = torch.randperm(pages + 2)[:pages]
+    positions = torch.arange(23)
+    cache = new_index_cache(pages + 2, page_size, dtype=dtype, head_dim=24)
+    assert cache.shape == (pages + 2, page_size, 24) and cache.dtype == dtype
+    assert cache.eq(0).all()
+    cache.fill_(torch.nan)
+    keys = torch.randn(23, 24, dtype=torch.float64).to(dtype)
+    slots = table[positions // page_size] * page_size + positions % page_size
+    slots[7] = -1
+    write_index_keys(cache, keys, slots)
+    read = read_index_keys(cache, table, 0, 23)
+    assert read.dtype == dtype
+    written = positions != 7
+    assert torch.equal(read[written], keys[written])
+    assert read[7].isnan().all()
+    assert torch.equal(read_index_keys(cache, table, 9, 11), keys[9:20])
+
+
+def test_page_size_of_either_kind() -> None:
+    for page_size in (1, 3, 64):
+        assert page_size_of(new_index_cache(2, page_size)) == page_size
+        for dtype in (torch.float32, torch.float64, torch.bfloat16):
+            assert page_size_of(new_index_cache(2, page_size, dtype=dtype, head_dim=7)) == page_size
+        assert page_size_of(new_index_cache(0, page_size)) == page_size
+
+
+def test_the_truncated_reader_halves_a_scale_at_worst() -> None:
+    cache, keys = new_index_cache(1, 8), torch.randn(8, 128)
+    table = torch.tensor([0])
+    write_index_keys(cache, keys, torch.arange(8), scale_rule="fp32")
+    stored = read_index_keys(cache, table, 0, 8)
+    truncated = read_index_keys(cache, table, 0, 8, scale_reader="truncated")
+    _, scale = quantise_index_keys(keys, "fp32")
+    factor = torch.exp2(scale.log2().floor()) / scale
+    assert (factor < 1).any() and (factor >= 0.5).all()
+    assert torch.allclose(truncated, stored * factor[:, None], rtol=1e-6, atol=0)
+
+
+def test_a_page_outside_the_cache_is_refused_and_not_counted_from_the_end() -> None:
+    for cache in (new_index_cache(3, 2), new_index_cache(3, 2, dtype=torch.float32, head_dim=4)):
+        for page in (-1, 3, 10**6):
+            table = torch.tensor([1, page, 2])
+            with pytest.raises(ValueError, match=f"page {page}, but the cache has pages 0 to 2"):
+                read_index_keys(cache, table, 1, 2)
+            # Pages that the positions do not touch may hold anything.
+            assert len(read_index_keys(cache, table, 0, 2)) == 2
+            assert len(read_index_keys(cache, table, 4, 2)) == 2
+        with pytest.raises(ValueError, match="block_table_row has 1 pages of 2, too few"):
+            read_index_keys(cache, torch.tensor([0]), 1, 2)
+
+
+def test_bad_input_of_the_readers_is_named() -> None:
+    good = {"cache": new_index_cache(2, 2), "block_table_row": torch.tensor([0, 1])}
+    good |= {"first": 0, "count": 3}
+    for name, wrong in (
+        ("cache", torch.zeros(2, 2)),
+        ("cache", torch.zeros(2, 0, 4)),
+        ("cache", None),
+        ("block_table_row", torch.tensor([[0, 1]])),
+        ("block_table_row", torch.tensor([0.0, 1.0])),
+        ("first", -1),
+        ("first", None),
+        ("count", -1),
+        ("count", 2.0),
+        ("scale_reader", "rounded"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name):
+            raw(read_index_keys)(**(good | {name: wrong}))
+    for name, wrong in (
+        ("num_pages", -1),
+        ("page_size", 0),
+        ("head_dim", 64),
+        ("dtype", torch.int8),
+        ("dtype", "uint8"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name):
+            raw(new_index_cache)(**({"num_pages": 1} | {name: wrong}))
+    for name, args in (
+        ("keys", (torch.zeros(2, 64),)),
+        ("keys", (torch.zeros(2, 128, dtype=torch.int64),)),
+        ("scale_rule", (torch.zeros(2, 128), "pow3")),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name):
+            raw(quantise_index_keys)(*args)

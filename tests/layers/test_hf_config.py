@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from mla_ref.layers import YarnConfig, preset
+from mla_ref.layers import IndexerConfig, YarnConfig, preset
 from mla_ref.layers.hf_config import mla_config_from_hf
 
 # The parts of the published files that concern attention.
@@ -12,6 +12,8 @@ V32: dict[str, Any] = {
     "model_type": "deepseek_v32",
     "attention_bias": False,
     "hidden_size": 7168,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
     "index_topk": 2048,
     "kv_lora_rank": 512,
     "num_attention_heads": 128,
@@ -38,6 +40,12 @@ GLM52: dict[str, Any] = {
     "attention_bias": False,
     "head_dim": 192,
     "hidden_size": 6144,
+    "index_head_dim": 128,
+    "index_n_heads": 32,
+    "index_topk": 2048,
+    "index_topk_freq": 4,
+    "index_skip_topk_offset": 3,
+    "indexer_rope_interleave": True,
     "kv_lora_rank": 512,
     "num_attention_heads": 64,
     "num_hidden_layers": 78,
@@ -127,5 +135,84 @@ def yarn(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_what_is_not_known_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        mla_config_from_hf(config)
+
+
+# --- the indexer
+
+
+def indexer_of(config: dict[str, Any]) -> IndexerConfig:
+    found = mla_config_from_hf(config).indexer
+    assert found is not None
+    return found
+
+
+def test_the_dimensions_of_the_indexer() -> None:
+    config = V32 | {"index_n_heads": 5, "index_head_dim": 96, "index_topk": 77}
+    assert indexer_of(config) == IndexerConfig(5, tuple(range(61)), head_dim=96, topk=77)
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v2", "deepseek_v3"])
+def test_a_dense_model_has_no_indexer_whatever_its_file_says(model_type: str) -> None:
+    assert mla_config_from_hf(V32 | {"model_type": model_type}).indexer is None
+
+
+@pytest.mark.parametrize("published", [V32, GLM52])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_B024_the_flag_of_the_indexer_is_read(published: dict, interleaved: bool) -> None:
+    config = published | {"indexer_rope_interleave": interleaved}
+    assert indexer_of(config).rope_interleaved is interleaved
+    # It is the indexer's alone: the attention stays as it was.
+    assert mla_config_from_hf(config).rope == mla_config_from_hf(published).rope
+
+
+def test_B024_without_the_flag_each_model_is_what_it_was_trained_as() -> None:
+    for published, interleaved in ((V32, False), (GLM52, True)):
+        config = {k: v for k, v in published.items() if k != "indexer_rope_interleave"}
+        assert indexer_of(config).rope_interleaved is interleaved
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"indexer_types": ["full", "shared", "shared", "full"]}, (0, 3)),
+        ({"index_topk_pattern": "FSSF"}, (0, 3)),
+        ({"index_topk_pattern": list("FFFF")}, (0, 1, 2, 3)),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, (0, 1, 2)),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, (0, 2)),
+        ({"index_topk_freq": 1}, (0, 1, 2, 3)),
+        ({}, (0, 1, 2, 3)),
+        # The list of names is the most explicit, and wins over the pattern and the formula.
+        ({"indexer_types": ["full"] * 4, "index_topk_pattern": "FSSF"}, (0, 1, 2, 3)),
+        ({"index_topk_pattern": "FSSF", "index_topk_freq": 1}, (0, 3)),
+    ],
+    ids=str,
+)
+def test_the_layers_with_an_indexer(said: dict, expected: tuple[int, ...]) -> None:
+    plain = {
+        k: v for k, v in GLM52.items() if k not in ("index_topk_freq", "index_skip_topk_offset")
+    }
+    assert indexer_of(plain | {"num_hidden_layers": 4} | said).full_layers == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (V32 | {"indexer_rope_interleave": 1}, "indexer_rope_interleave must be true or false"),
+        (V32 | {"indexer_rope_interleave": None}, "indexer_rope_interleave must be true or false"),
+        (V32 | {"indexer_types": ["full"] * 60}, "indexer_types must .* each of 61 layers"),
+        (V32 | {"indexer_types": ["half"] * 61}, "indexer_types must say full or shared"),
+        (V32 | {"index_topk_pattern": "S" + "F" * 60}, "full_layers must rise from 0"),
+        (V32 | {"index_topk_freq": 0}, "freq must be at least 1"),
+        (V32 | {"index_n_heads": 0}, "num_heads must be at least 1"),
+        (V32 | {"index_head_dim": 32}, "indexer.head_dim must hold the 64 rotary numbers"),
+        *(
+            ({k: v for k, v in V32.items() if k != name}, f"{name} is missing")
+            for name in ("index_n_heads", "index_head_dim", "index_topk")
+        ),
+    ],
+)
+def test_an_indexer_that_is_not_known_is_refused(config: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mla_config_from_hf(config)

@@ -247,3 +247,18 @@ def test_inputs_stay_as_they_are() -> None:
     merge(*a, *b)
     for x, old in zip((*a, *b), before, strict=True):
         assert torch.equal(bits(x), bits(old))
+
+
+@pytest.mark.parametrize("parts", [2, 15, 16, 17, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_row_has_the_same_bits_whatever_rows_stand_beside_it(
+    parts: int, dtype: torch.dtype
+) -> None:
+    """A sum over 16 parts that is left to torch takes an order by the place of the number."""
+    outs, lses = torch.randn(parts, 20, 3, 6, dtype=dtype), torch.randn(parts, 20, 3, dtype=dtype)
+    whole, order = merge_many(outs, lses), torch.randperm(20)
+    some = AttentionResult(whole.out[order], whole.lse[order])
+    assert_same_bits(merge_many(outs[:, order], lses[:, order]), some)
+    for rows in (1, 2, 3, 7, 19):
+        alone = AttentionResult(whole.out[:rows], whole.lse[:rows])
+        assert_same_bits(merge_many(outs[:, :rows], lses[:, :rows]), alone)

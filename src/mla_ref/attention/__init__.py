@@ -1,6 +1,7 @@
 """The rungs of attention: one result, written many times, each checked against the one before."""
 
 from mla_ref.attention.causal import causal_attention
+from mla_ref.attention.fp8_latent import fp8_latent_attention
 from mla_ref.attention.masking import causal_lens
 from mla_ref.attention.mla_absorbed import (
     absorb_query,
@@ -22,6 +23,7 @@ __all__ = [
     "causal_attention",
     "causal_lens",
     "expand_kv",
+    "fp8_latent_attention",
     "latent_attention",
     "mla_absorbed_attention",
     "mla_expanded_attention",

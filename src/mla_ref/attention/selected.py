@@ -10,7 +10,15 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.cache.fp8_rows import ROW_BYTES, unpack_fp8_rows
-from mla_ref.checks import describe, require_float, require_integer, require_scale, require_size
+from mla_ref.checks import (
+    describe,
+    require_count,
+    require_float,
+    require_integer,
+    require_same_device,
+    require_scale,
+    require_size,
+)
 from mla_ref.numerics import AttentionResult
 
 
@@ -101,7 +109,9 @@ def require_sparse(
     else:
         require_float("kv_cache", kv_cache, "pages page_size d_row")
         require_size("kv_cache", kv_cache, 2, q.shape[2], "as q")
-    if not 0 < kv_lora_rank <= q.shape[2]:
+    tensors = {"q": q, "kv_cache": kv_cache, "indices": indices}
+    require_same_device(tensors if counts is None else tensors | {"counts": counts})
+    if require_count("kv_lora_rank", kv_lora_rank, at_least=1) > q.shape[2]:
         raise ValueError(
             f"kv_lora_rank must lie in 1 .. {q.shape[2]}, the row of q, got {kv_lora_rank}"
         )
@@ -117,9 +127,16 @@ def validate_inputs(
     It reads values back to the host, so it is for lessons, tests and the command line, not for a
     step that is captured in a graph.
     """
+    if not isinstance(kv_cache, Tensor) or kv_cache.ndim != 3:
+        raise ValueError(
+            f"kv_cache must have the shape [pages, page_size, row], got {describe(kv_cache)}"
+        )
+    require_integer("indices", indices, "rows k")
     capacity = kv_cache.shape[0] * kv_cache.shape[1]
     used = indices
     if counts is not None:
+        require_integer("counts", counts, "rows")
+        require_size("counts", counts, 0, indices.shape[0], "one count a row of indices")
         if counts.numel() and (counts.min() < 0 or counts.max() > indices.shape[1]):
             raise ValueError(f"counts must lie in 0 .. {indices.shape[1]}, got {counts.tolist()}")
         beyond = torch.arange(indices.shape[1], device=indices.device) >= counts[:, None]

@@ -6,13 +6,13 @@ A row is a unit by itself, whichever request it belongs to and whatever its neig
 verifier batch is just more rows.
 """
 
-import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.attention.selected import attend_selected, gather_slots, require_sparse
-from mla_ref.checks import require_count
+from mla_ref.checks import describe, require_choice, require_count
 from mla_ref.numerics import AttentionResult, apply_sink, compute_dtype, merge_many
+from mla_ref.numerics.float8 import SCALE_READERS
 
 HEADS_PER_BLOCK = 16
 KEYS_PER_BLOCK = 64
@@ -44,6 +44,7 @@ def sparse_decode(
     num_splits: int = 4,
     sink: Float[Tensor, " h"] | None = None,
     scale_reader: str = "stored",
+    partials: AttentionResult | None = None,
 ) -> AttentionResult:
     """The same arguments and result as `sparse_extend`, in `num_splits` pieces.
 
@@ -58,25 +59,57 @@ def sparse_decode(
             number gives the same bits.
         sink: As in `sparse_extend`; applied once, after the merge.
         scale_reader: As in `sparse_extend`.
+        partials: Buffers for the splits' results, `out` [num_splits, rows or more, h, kv_lora_rank]
+            and `lse` likewise, in the dtype of the computation; None: new ones. A plan brings its
+            own, so that a step allocates none.
     """
     require_sparse(q, kv_cache, indices, counts, softmax_scale, kv_lora_rank)
     require_count("num_splits", num_splits, at_least=1)
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
     dtype = compute_dtype(q, kv_cache)
     queries, k = q.to(dtype), indices.shape[1]
     length = -(-k // num_splits)
-    parts = []
+    if partials is None:
+        partials = _new_partials(num_splits, queries, kv_lora_rank)
+    _require_partials(partials, num_splits, queries, kv_lora_rank)
+    outs, lses = partials
+    outs, lses = outs[:, : q.shape[0]], lses[:, : q.shape[0]]
     for split in range(num_splits):
         first = min(split * length, k)
         entries = indices[:, first : first + length]
         left = None if counts is None else (counts - first).clamp(min=0)
         kv, valid = gather_slots(kv_cache, entries, left, dtype, scale_reader=scale_reader)
-        parts.append(
-            attend_selected(
-                queries, kv, valid, softmax_scale=softmax_scale, kv_lora_rank=kv_lora_rank
-            )
+        outs[split], lses[split] = attend_selected(
+            queries, kv, valid, softmax_scale=softmax_scale, kv_lora_rank=kv_lora_rank
         )
-    merged = merge_many(
-        torch.stack([p.out for p in parts]), torch.stack([p.lse for p in parts]), validate=False
-    )
+    merged = merge_many(outs, lses, validate=False)
     out = merged.out if sink is None else apply_sink(merged, sink)
     return AttentionResult(out.to(q.dtype), merged.lse)
+
+
+def _new_partials(
+    num_splits: int, q: Float[Tensor, "rows h d_row"], kv_lora_rank: int
+) -> AttentionResult:
+    return AttentionResult(
+        q.new_empty(num_splits, *q.shape[:2], kv_lora_rank), q.new_empty(num_splits, *q.shape[:2])
+    )
+
+
+def _require_partials(
+    partials: AttentionResult, num_splits: int, q: Float[Tensor, "rows h d_row"], kv_lora_rank: int
+) -> None:
+    """Raise a ValueError unless the buffers hold every split of every row, in q's dtype."""
+    (rows, heads), one_row = q.shape[:2], (q.shape[1], kv_lora_rank)
+    for buffer, rest in ((partials.out, one_row), (partials.lse, (heads,))):
+        if (
+            buffer.ndim != 2 + len(rest)
+            or buffer.shape[0] != num_splits
+            or buffer.shape[1] < rows
+            or buffer.shape[2:] != rest
+            or buffer.dtype != q.dtype
+            or buffer.device != q.device
+        ):
+            raise ValueError(
+                f"partials must hold [num_splits, rows or more, {', '.join(map(str, rest))}] with "
+                f"num_splits {num_splits} and {rows} rows in {q.dtype}, got {describe(buffer)}"
+            )

@@ -9,8 +9,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.attention.selected import attend_selected, gather_slots, require_sparse
-from mla_ref.checks import require_count
+from mla_ref.checks import require_choice, require_count
 from mla_ref.numerics import AttentionResult, apply_sink, compute_dtype
+from mla_ref.numerics.float8 import SCALE_READERS
 
 
 def sparse_extend(
@@ -44,6 +45,7 @@ def sparse_extend(
     """
     require_sparse(q, kv_cache, indices, counts, softmax_scale, kv_lora_rank)
     require_count("rows_at_once", rows_at_once, at_least=1)
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
     dtype = compute_dtype(q, kv_cache)
     out = q.new_empty(*q.shape[:2], kv_lora_rank)
     lse = torch.empty(q.shape[:2], dtype=dtype, device=q.device)

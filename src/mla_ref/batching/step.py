@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -77,3 +78,18 @@ class Step:
         require_count("query_len", query_len)
         pages = pages_needed(computed_len + query_len, page_size)
         return cls.build([computed_len], [query_len], torch.arange(pages)[None], page_size)
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        """The keyword arguments by which attention over pages knows the batch."""
+        return {
+            "query_start_loc": self.query_start_loc,
+            "seq_lens": self.seq_lens,
+            "block_table": self.block_table,
+        }
+
+    @property
+    def request_of_row(self) -> Int[Tensor, " num_tokens"]:
+        """Which request each new token belongs to."""
+        requests = torch.arange(self.seq_lens.shape[0])
+        return requests.repeat_interleave(self.query_start_loc.diff())

@@ -11,11 +11,19 @@ behind its data; both have rows of like size and no tag, so reading one as the o
 """
 
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from mla_ref.checks import describe, require_tensor
-from mla_ref.numerics.float8 import from_e4m3, group_scale, read_scale, to_e4m3
+from mla_ref.cache.pages import write_rows
+from mla_ref.checks import describe, require_choice, require_tensor
+from mla_ref.numerics.float8 import (
+    SCALE_READERS,
+    SCALE_RULES,
+    from_e4m3,
+    group_scale,
+    read_scale,
+    to_e4m3,
+)
 
 LATENT = 512
 ROPE = 64
@@ -35,6 +43,7 @@ def pack_fp8_rows(
         kv_rows: One row a token. A row of 512 (a model without rotary key) gets 128 zero bytes.
         scale_rule: How a group's scale is made, see `group_scale`.
     """
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
     require_tensor("kv_rows", kv_rows, "n d_row")
     if not kv_rows.is_floating_point() or kv_rows.shape[1] not in (LATENT, LATENT + ROPE):
         raise ValueError(
@@ -68,6 +77,7 @@ def unpack_fp8_rows(
         rows: Bytes; any number of dimensions before the last.
         scale_reader: How the stored scale is taken, see `read_scale`.
     """
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
     if not isinstance(rows, Tensor) or rows.dtype != torch.uint8:
         raise TypeError(f"rows must be a uint8 tensor, got {describe(rows)}")
     if rows.ndim == 0 or rows.shape[-1] != ROW_BYTES:
@@ -78,3 +88,23 @@ def unpack_fp8_rows(
     latent = from_e4m3(rows[..., :LATENT].contiguous()).unflatten(-1, (GROUPS, GROUP))
     k_pe = rows[..., _ROPE].contiguous().view(torch.bfloat16).to(torch.float32)
     return torch.cat([(latent * scales[..., None]).flatten(-2), k_pe], dim=-1)
+
+
+def write_fp8_rows(
+    cache: UInt8[Tensor, "pages page_size 656"],
+    kv_rows: Float[Tensor, "num_tokens d_row"],
+    slots: Int[Tensor, " num_tokens"],
+    *,
+    scale_rule: str = "fp32",
+    validate: bool = True,
+) -> None:
+    """Quantise rows and write each into its slot, in place; slot -1 is not written.
+
+    Args:
+        cache: Pages of 656-byte rows, any page stride.
+        kv_rows: One row [latent | rotary key] a token.
+        slots: As in `write_rows`.
+        scale_rule: As in `pack_fp8_rows`.
+        validate: As in `write_rows`.
+    """
+    write_rows(cache, pack_fp8_rows(kv_rows, scale_rule=scale_rule), slots, validate=validate)

@@ -1,47 +1,92 @@
-"""Index keys: 132 bytes a token, planar in each page.
+"""Index keys: 132 bytes a token, planar in each page, or plain numbers.
 
-A page of 64 tokens holds first all keys, then all scales:
+As served, a page of 64 tokens holds first all keys, then all scales:
 
     bytes     0 .. 8191   64 keys of 128 E4M3 numbers
     bytes  8192 .. 8447   64 float32 scales, one a key
 
 The layout of DeepGEMM's paged index logits and of vLLM's indexer cache. Keys lie together so that
-a kernel can load a tile of them in one aligned copy.
+a kernel can load a tile of them in one aligned copy. A cache of plain numbers [pages, page_size, d]
+is what that is checked against.
 """
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from mla_ref.cache.pages import write_rows
-from mla_ref.checks import describe, require_count, require_float, require_size
-from mla_ref.numerics.float8 import from_e4m3, group_scale, read_scale, to_e4m3
+from mla_ref.cache.pages import require_page_size, write_rows
+from mla_ref.checks import (
+    describe,
+    require_choice,
+    require_count,
+    require_float,
+    require_integer,
+    require_size,
+)
+from mla_ref.numerics.float8 import (
+    SCALE_READERS,
+    SCALE_RULES,
+    from_e4m3,
+    group_scale,
+    read_scale,
+    to_e4m3,
+)
 
 INDEX_HEAD_DIM = 128
 KEY_BYTES = INDEX_HEAD_DIM + 4
 
 
 def new_index_cache(
-    num_pages: int, page_size: int = 64, device: torch.device | None = None
-) -> UInt8[Tensor, "pages page_bytes"]:
-    """An index-key cache of zeros: every page is page_size * 132 bytes."""
+    num_pages: int,
+    page_size: int = 64,
+    *,
+    dtype: torch.dtype = torch.uint8,
+    head_dim: int = INDEX_HEAD_DIM,
+    device: torch.device | None = None,
+) -> Shaped[Tensor, "pages *page"]:
+    """An index-key cache of zeros.
+
+    Args:
+        num_pages: Pages.
+        page_size: Tokens a page.
+        dtype: uint8 for FP8 keys, page_size * 132 bytes a page; or a floating-point dtype for plain
+            numbers [num_pages, page_size, head_dim].
+        head_dim: Width of a key; FP8 keys have 128.
+        device: Where.
+    """
     require_count("num_pages", num_pages)
     require_count("page_size", page_size, at_least=1)
+    require_count("head_dim", head_dim, at_least=1)
+    if not isinstance(dtype, torch.dtype) or not (dtype == torch.uint8 or dtype.is_floating_point):
+        raise TypeError(f"dtype must be uint8 or a floating-point dtype, got {describe(dtype)}")
+    if dtype != torch.uint8:
+        return torch.zeros(num_pages, page_size, head_dim, dtype=dtype, device=device)
+    if head_dim != INDEX_HEAD_DIM:
+        raise ValueError(f"head_dim must be {INDEX_HEAD_DIM} for FP8 keys, got {head_dim}")
     return torch.zeros(num_pages, page_size * KEY_BYTES, dtype=torch.uint8, device=device)
 
 
+def page_size_of(cache: Shaped[Tensor, "pages *page"], name: str = "cache") -> int:
+    """Tokens a page of an index-key cache of either kind; `name` is what an error calls it."""
+    if isinstance(cache, Tensor) and cache.is_floating_point():
+        require_float(name, cache, "pages page_size d_i")
+        require_page_size(name, cache)
+        return cache.shape[1]
+    return index_planes(cache, name)[0].shape[1]
+
+
 def index_planes(
-    cache: UInt8[Tensor, "pages page_bytes"],
+    cache: UInt8[Tensor, "pages page_bytes"], name: str = "cache"
 ) -> tuple[UInt8[Tensor, "pages page_size 128"], UInt8[Tensor, "pages page_size 4"]]:
-    """The keys' bytes and the scales' bytes of a cache, as views of it."""
+    """The keys' bytes and the scales' bytes of a cache, as views; `name` as in `page_size_of`."""
     if not isinstance(cache, Tensor) or cache.dtype != torch.uint8 or cache.ndim != 2:
         raise TypeError(
-            f"cache must be a uint8 tensor [pages, page_size * {KEY_BYTES}], got {describe(cache)}"
+            f"{name} must be a uint8 tensor [pages, page_size * {KEY_BYTES}], got {describe(cache)}"
         )
     page_size, rest = divmod(cache.shape[1], KEY_BYTES)
     if rest or page_size == 0:
         raise ValueError(
-            f"cache must have pages of a multiple of {KEY_BYTES} bytes, got {cache.shape[1]}"
+            f"{name} must have pages of a multiple of {KEY_BYTES} bytes, got {cache.shape[1]}"
         )
     split = page_size * INDEX_HEAD_DIM
     return (
@@ -54,19 +99,26 @@ def quantise_index_keys(
     keys: Float[Tensor, "*shape 128"], scale_rule: str = "pow2-floor"
 ) -> tuple[UInt8[Tensor, "*shape 128"], Float[Tensor, "*shape"]]:
     """E4M3 bytes and one scale a vector; used for index keys and index queries alike."""
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
+    if not isinstance(keys, Tensor) or not keys.is_floating_point():
+        raise TypeError(f"keys must be a floating-point tensor, got {describe(keys)}")
+    if keys.ndim == 0 or keys.shape[-1] != INDEX_HEAD_DIM:
+        raise ValueError(
+            f"keys must have {INDEX_HEAD_DIM} numbers in the last dimension, got {describe(keys)}"
+        )
     scale = group_scale(keys.to(torch.float32).abs().amax(dim=-1), scale_rule)
     return to_e4m3(keys.to(torch.float32) / scale[..., None]), scale
 
 
 def write_index_keys(
-    cache: UInt8[Tensor, "pages page_bytes"],
-    keys: Float[Tensor, "num_tokens 128"],
+    cache: Shaped[Tensor, "pages *page"],
+    keys: Float[Tensor, "num_tokens d_i"],
     slots: Int[Tensor, " num_tokens"],
     *,
     scale_rule: str = "pow2-floor",
     validate: bool = True,
 ) -> None:
-    """Quantise keys and write each into its slot, in place; slot -1 is not written.
+    """Write each key into its slot, quantised if the cache is; slot -1 is not written.
 
     Args:
         cache: From `new_index_cache`.
@@ -75,7 +127,10 @@ def write_index_keys(
         scale_rule: Default is DeepSeek-V3.2's power of two; DeepGEMM's own tests use "fp32-floor".
         validate: As in `write_rows`.
     """
-    require_float("keys", keys, "num_tokens 128")
+    require_float("keys", keys, "num_tokens d_i")
+    if isinstance(cache, Tensor) and cache.is_floating_point():
+        write_rows(cache, keys, slots, validate=validate)
+        return
     require_size("keys", keys, 1, INDEX_HEAD_DIM, "the width of an index key")
     data, scale = quantise_index_keys(keys, scale_rule)
     key_plane, scale_plane = index_planes(cache)
@@ -84,17 +139,39 @@ def write_index_keys(
 
 
 def read_index_keys(
-    cache: UInt8[Tensor, "pages page_bytes"],
+    cache: Shaped[Tensor, "pages *page"],
     block_table_row: Int[Tensor, " max_pages"],
     first: int,
     count: int,
     *,
     scale_reader: str = "stored",
-) -> Float[Tensor, "count 128"]:
-    """The float32 keys at positions first .. first + count - 1 of one request."""
-    key_plane, scale_plane = index_planes(cache)
-    page_size = key_plane.shape[1]
+) -> Float[Tensor, "count d_i"]:
+    """The keys at positions first .. first + count - 1 of one request; float32 if they were FP8.
+
+    Raises:
+        ValueError: The request's pages do not reach so far, or one of them is not in the cache:
+            page -1 would be the last one.
+    """
+    page_size = page_size_of(cache)
+    require_integer("block_table_row", block_table_row, "max_pages")
+    require_count("first", first)
+    require_count("count", count)
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
+    if first + count > block_table_row.shape[0] * page_size:
+        raise ValueError(
+            f"block_table_row has {block_table_row.shape[0]} pages of {page_size}, too few for "
+            f"first {first} + count {count}"
+        )
     positions = torch.arange(first, first + count, device=cache.device)
     pages, offsets = block_table_row.long()[positions // page_size], positions % page_size
+    wrong = pages[(pages < 0) | (pages >= cache.shape[0])]
+    if wrong.numel():
+        raise ValueError(
+            f"block_table_row names page {int(wrong[0])}, but the cache has pages 0 to "
+            f"{cache.shape[0] - 1}"
+        )
+    if cache.is_floating_point():
+        return cache[pages, offsets]
+    key_plane, scale_plane = index_planes(cache)
     scale = scale_plane[pages, offsets].view(torch.float32)
     return from_e4m3(key_plane[pages, offsets]) * read_scale(scale, scale_reader)

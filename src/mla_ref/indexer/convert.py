@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from mla_ref.checks import require_count, require_integer, require_size
+from mla_ref.checks import require_count, require_integer, require_same_device, require_size
 
 
 def positions_to_slots(
@@ -27,25 +27,30 @@ def positions_to_slots(
     Returns:
         int32, as kernels take them, or int64 where the block table is int64, which is how a caller
         says that the cache has more than 2^31 slots. -1 where the position is negative or beyond
-        the block table's width, where the page is negative, and in a row whose request is outside
-        the table (vllm#55637). Never 0 for "none": slot 0 is real data (vllm#45324).
+        the block table's width, where the page is negative or its slots do not fit that integer,
+        and in a row whose request is outside the table (vllm#55637). Never 0 for "none": slot 0 is
+        real data (vllm#45324).
     """
     require_integer("positions", positions, "rows k")
     require_integer("request_of_row", request_of_row, "rows")
     require_integer("block_table", block_table, "b max_pages")
     require_count("page_size", page_size, at_least=1)
     require_size("request_of_row", request_of_row, 0, positions.shape[0], "one request a row")
+    require_same_device(
+        {"positions": positions, "request_of_row": request_of_row, "block_table": block_table}
+    )
     requests, width = block_table.shape
     column = torch.where(positions >= 0, positions, 0).long() // page_size
     known = (request_of_row >= 0) & (request_of_row < requests)
     valid = (positions >= 0) & (column < width) & known[:, None]
     if requests == 0 or width == 0:
-        return torch.full_like(positions, -1, dtype=torch.int32)
+        return torch.full_like(positions, -1, dtype=block_table.dtype)
     row = torch.where(known, request_of_row, 0).long()
     page = block_table[row[:, None], torch.where(valid, column, 0)].long()
     slots = page * page_size + positions.long() % page_size
-    slots = torch.where(valid & (page >= 0), slots, -1)
-    return slots if block_table.dtype == torch.int64 else slots.to(torch.int32)
+    # A slot that its integer cannot hold would come round as another one.
+    held = (page >= 0) & (page <= (torch.iinfo(block_table.dtype).max - page_size + 1) // page_size)
+    return torch.where(valid & held, slots, -1).to(block_table.dtype)
 
 
 def own_positions(

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from mla_ref.checks import require_float, require_size
+from mla_ref.checks import require_float, require_same_device, require_size
 from mla_ref.numerics import compute_dtype
 
 
@@ -40,6 +40,7 @@ def index_scores(
     require_size("k", k, 1, q.shape[2], "as q")
     for dim in (0, 1):
         require_size("weights", weights, dim, q.shape[dim], "as q")
+    require_same_device({"q": q, "k": k, "weights": weights})
     dtype = compute_dtype(q, k, weights)
     products = torch.relu(q.to(dtype) @ k.to(dtype).T)  # [rows, index_heads, s_kv]
     return torch.einsum("rhs,rh->rs", products, weights.to(dtype))

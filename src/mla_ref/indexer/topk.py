@@ -12,7 +12,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mla_ref.checks import require_count, require_float, require_integer, require_size
+from mla_ref.checks import (
+    describe,
+    require_count,
+    require_float,
+    require_integer,
+    require_same_device,
+    require_size,
+)
 
 
 def select_topk(
@@ -33,6 +40,7 @@ def select_topk(
     require_float("scores", scores, "rows s_kv")
     require_integer("visible_lens", visible_lens, "rows")
     require_size("visible_lens", visible_lens, 0, scores.shape[0], "one length a row")
+    require_same_device({"scores": scores, "visible_lens": visible_lens})
     require_count("k", k)
     positions = torch.arange(scores.shape[1], device=scores.device, dtype=torch.int32)
     masked = _unselectable_to_minus_inf(scores, positions, visible_lens)
@@ -58,6 +66,10 @@ def select_topk_chunked(
         k: As in `select_topk`.
         chunk: Keys at a time.
     """
+    if not callable(score_chunk):
+        raise TypeError(
+            f"score_chunk must be a function (first, count), got {describe(score_chunk)}"
+        )
     require_count("s_kv", s_kv)
     require_count("chunk", chunk, at_least=1)
     require_integer("visible_lens", visible_lens, "rows")
@@ -67,7 +79,10 @@ def select_topk_chunked(
     for first in range(0, s_kv, chunk):
         count = min(chunk, s_kv - first)
         positions = torch.arange(first, first + count, device=device, dtype=torch.int32)
-        scores = _unselectable_to_minus_inf(score_chunk(first, count), positions, visible_lens)
+        made = require_float("score_chunk(first, count)", score_chunk(first, count), "rows count")
+        for dim, size in enumerate((rows, count)):
+            require_size("score_chunk(first, count)", made, dim, size, "rows, count")
+        scores = _unselectable_to_minus_inf(made, positions, visible_lens)
         chunk_positions = positions.expand_as(scores)
         if best is not None:
             # Earlier keys stand first, and the sort is stable: ties stay with the lower position.

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mla_ref.checks import require_count, require_scale
+from mla_ref.layers.indexer_config import IndexerConfig
 from mla_ref.layers.rope import RopeConfig, YarnConfig, yarn_mscale
 
 
@@ -37,6 +38,7 @@ class MLAConfig:
         rope: Rotary embedding of the qk_rope part.
         rms_norm_eps: Of every RMSNorm, the inner ones of the latents too.
         softmax_scale: Factor on q·k. Stated, never derived from a cached row's width.
+        indexer: Dimensions of the lightning indexer; None for dense attention.
     """
 
     name: str
@@ -51,6 +53,7 @@ class MLAConfig:
     rope: RopeConfig
     rms_norm_eps: float
     softmax_scale: float
+    indexer: IndexerConfig | None = None
 
     def __post_init__(self) -> None:
         """Raise a ValueError that names the dimension which cannot be."""
@@ -70,6 +73,8 @@ class MLAConfig:
             raise ValueError("qk_nope_head_dim and qk_rope_head_dim must not both be 0")
         require_scale("softmax_scale", self.softmax_scale)
         require_scale("rms_norm_eps", self.rms_norm_eps)
+        if self.indexer is not None:
+            self._require_indexer(self.indexer)
 
     @property
     def qk_head_dim(self) -> int:
@@ -80,3 +85,15 @@ class MLAConfig:
     def kv_row_dim(self) -> int:
         """Numbers cached for one token and layer: the latent, then the shared rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def _require_indexer(self, indexer: IndexerConfig) -> None:
+        if indexer.head_dim < self.qk_rope_head_dim:
+            raise ValueError(
+                f"indexer.head_dim must hold the {self.qk_rope_head_dim} rotary numbers, got "
+                f"{indexer.head_dim}"
+            )
+        if indexer.full_layers[-1] >= self.num_layers:
+            raise ValueError(
+                f"indexer.full_layers must lie below num_layers = {self.num_layers}, got "
+                f"{indexer.full_layers[-1]}"
+            )

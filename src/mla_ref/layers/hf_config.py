@@ -10,6 +10,8 @@ from typing import Any
 
 from mla_ref.checks import describe, require_choice
 from mla_ref.layers.config import MLAConfig, default_softmax_scale
+from mla_ref.layers.index_share import full_layers
+from mla_ref.layers.indexer_config import IndexerConfig
 from mla_ref.layers.rope import RopeConfig, YarnConfig
 
 # `rope_interleave` False is honoured by transformers for deepseek_v3 alone; the others ignore it.
@@ -77,6 +79,7 @@ def mla_config_from_hf(config: Mapping[str, Any], *, name: str | None = None) ->
         rope=RopeConfig(rope_dim, theta, interleaved=interleaved, yarn=yarn),
         rms_norm_eps=float(_required(config, "rms_norm_eps")),
         softmax_scale=default_softmax_scale(nope, rope_dim, yarn),
+        indexer=_indexer(config) if model_type in ("deepseek_v32", "glm_moe_dsa") else None,
     )
 
 
@@ -116,6 +119,42 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
         mscale=float(rope.get("mscale") or 1.0),
         mscale_all_dim=float(rope.get("mscale_all_dim") or 0.0),
     )
+
+
+def _indexer(config: Mapping[str, Any]) -> IndexerConfig:
+    """The indexer's dimensions.
+
+    `indexer_rope_interleave` is a flag that transformers does not read: its DeepSeek class is
+    half-split and its GLM class interleaved (since 5.13; before, wrongly, half-split). vLLM reads
+    it. Here it holds where it is given, and where it is not, each model is what it was trained as.
+    """
+    interleaved = config.get("indexer_rope_interleave", config["model_type"] == "glm_moe_dsa")
+    if not isinstance(interleaved, bool):
+        raise ValueError(
+            f"indexer_rope_interleave must be true or false, got {describe(interleaved)}"
+        )
+    return IndexerConfig(
+        num_heads=_required(config, "index_n_heads"),
+        full_layers=_full_layers(config),
+        head_dim=_required(config, "index_head_dim"),
+        topk=_required(config, "index_topk"),
+        rope_interleaved=interleaved,
+    )
+
+
+def _full_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
+    """From `indexer_types`, a pattern such as "FSSF", or freq and offset, in this order."""
+    layers = _required(config, "num_hidden_layers")
+    kinds = config.get("indexer_types") or config.get("index_topk_pattern")
+    if kinds is None:
+        freq, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
+        return full_layers(layers, freq=freq, offset=offset)
+    words = {"F": True, "full": True, "S": False, "shared": False}
+    if len(kinds) != layers or any(kind not in words for kind in kinds):
+        raise ValueError(
+            f"indexer_types must say full or shared for each of {layers} layers, got {kinds!r}"
+        )
+    return tuple(i for i, kind in enumerate(kinds) if words[kind])
 
 
 def _required(config: Mapping[str, Any], key: str) -> Any:

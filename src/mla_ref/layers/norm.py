@@ -1,4 +1,4 @@
-"""RMSNorm (Zhang and Sennrich, 2019), computed in float32 or wider."""
+"""RMSNorm (Zhang and Sennrich, 2019) and LayerNorm, computed in float32 or wider."""
 
 import torch
 from jaxtyping import Float
@@ -27,6 +27,45 @@ def rms_norm(
         ValueError: `weight` does not fit x's rows, or `eps` is not positive: rows of zeros, such
             as padding, would become NaN.
     """
+    _require_norm(x, weight, eps)
+    wide = x.to(compute_dtype(x))
+    inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return (weight.to(wide.dtype) * (wide * inverse_rms)).to(x.dtype)
+
+
+def layer_norm(
+    x: Float[Tensor, "*rows d"],
+    weight: Float[Tensor, " d"],
+    bias: Float[Tensor, " d"],
+    *,
+    eps: float,
+) -> Float[Tensor, "*rows d"]:
+    """Subtract each row's mean, divide by its standard deviation, multiply and add.
+
+    The norm of the indexer's keys. It is not an RMSNorm: that one keeps the mean and has no bias,
+    and in its place it runs and selects other keys (FastDeploy#7398).
+
+    Args:
+        x: Rows to normalise.
+        weight: One factor for each of the d numbers.
+        bias: One summand for each.
+        eps: Added to the variance; 1e-6 in the published indexers, whatever `rms_norm_eps` says.
+
+    Raises:
+        TypeError: As `rms_norm`.
+        ValueError: As `rms_norm`.
+    """
+    _require_norm(x, weight, eps)
+    require_float("bias", bias, "d")
+    require_size("bias", bias, 0, x.shape[-1], "one summand a number of x's rows")
+    require_same_device({"x": x, "bias": bias})
+    wide = x.to(compute_dtype(x))
+    centred = wide - wide.mean(dim=-1, keepdim=True)
+    scaled = centred * torch.rsqrt(centred.square().mean(dim=-1, keepdim=True) + eps)
+    return (scaled * weight.to(wide.dtype) + bias.to(wide.dtype)).to(x.dtype)
+
+
+def _require_norm(x: Tensor, weight: Tensor, eps: float) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"x must be a floating-point tensor [..., d], got {describe(x)}")
     if x.ndim == 0:
@@ -35,6 +74,3 @@ def rms_norm(
     require_size("weight", weight, 0, x.shape[-1], "one factor a number of x's rows")
     require_same_device({"x": x, "weight": weight})
     require_scale("eps", eps)
-    wide = x.to(compute_dtype(x))
-    inverse_rms = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (weight.to(wide.dtype) * (wide * inverse_rms)).to(x.dtype)

@@ -11,11 +11,19 @@ from types import MappingProxyType
 
 from mla_ref.checks import require_choice
 from mla_ref.layers.config import MLAConfig, default_softmax_scale
+from mla_ref.layers.index_share import full_layers
+from mla_ref.layers.indexer_config import IndexerConfig
 from mla_ref.layers.rope import RopeConfig, YarnConfig
 
 
 def _deepseek(
-    name: str, hidden_size: int, layers: int, heads: int, q_lora_rank: int | None, mscale: float
+    name: str,
+    hidden_size: int,
+    layers: int,
+    heads: int,
+    q_lora_rank: int | None,
+    mscale: float,
+    indexer: IndexerConfig | None = None,
 ) -> MLAConfig:
     yarn = YarnConfig(40.0, 4096, mscale=mscale, mscale_all_dim=mscale)
     return MLAConfig(
@@ -31,10 +39,11 @@ def _deepseek(
         rope=RopeConfig(64, 1e4, interleaved=True, yarn=yarn),
         rms_norm_eps=1e-6,
         softmax_scale=default_softmax_scale(128, 64, yarn),
+        indexer=indexer,
     )
 
 
-def _glm(name: str, theta: float) -> MLAConfig:
+def _glm(name: str, theta: float, full: tuple[int, ...]) -> MLAConfig:
     return MLAConfig(
         name=name,
         hidden_size=6144,
@@ -48,6 +57,7 @@ def _glm(name: str, theta: float) -> MLAConfig:
         rope=RopeConfig(64, theta, interleaved=True),
         rms_norm_eps=1e-5,
         softmax_scale=default_softmax_scale(192, 64, None),
+        indexer=IndexerConfig(32, full, rope_interleaved=True),
     )
 
 
@@ -65,6 +75,10 @@ _SMOLLM2_PACKED = MLAConfig(
     rms_norm_eps=1e-5,
     # Its rotary key is 64 zeros that fill the row, so only 64 of the 128 numbers count.
     softmax_scale=64**-0.5,
+    # Trained for this project on the model's own attention, shared as GLM-5.2 shares.
+    indexer=IndexerConfig(
+        4, full_layers(30, freq=4, offset=3), topk=256, rope_interleaved=True, scale_rule="fp32"
+    ),
 )
 
 PRESETS = MappingProxyType(
@@ -73,9 +87,9 @@ PRESETS = MappingProxyType(
         for config in (
             _deepseek("deepseek-v2-lite", 2048, 27, 16, None, 0.707),
             _deepseek("v3", 7168, 61, 128, 1536, 1.0),
-            _deepseek("v3.2", 7168, 61, 128, 1536, 1.0),
-            _glm("glm-5", 1e6),
-            _glm("glm-5.2", 8e6),
+            _deepseek("v3.2", 7168, 61, 128, 1536, 1.0, IndexerConfig(64, full_layers(61))),
+            _glm("glm-5", 1e6, full_layers(78)),
+            _glm("glm-5.2", 8e6, full_layers(78, freq=4, offset=3)),
             _SMOLLM2_PACKED,
         )
     }

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mla_ref.checks import require_choice
+from mla_ref.checks import describe, require_choice
 
 E4M3_MAX = 448.0
 FLOAT32_TINY = 2.0**-126
@@ -23,12 +23,15 @@ SCALE_READERS = ("stored", "truncated")
 
 def to_e4m3(x: Float[Tensor, "*shape"]) -> UInt8[Tensor, "*shape"]:
     """Nearest E4M3 numbers (ties to even) as bytes; beyond ±448 saturates, NaN stays NaN."""
+    _require_floats("x", x)
     clamped = x.to(torch.float32).clamp(-E4M3_MAX, E4M3_MAX)
     return clamped.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def from_e4m3(data: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The float32 numbers that E4M3 bytes stand for, exactly."""
+    if not isinstance(data, Tensor) or data.dtype != torch.uint8:
+        raise TypeError(f"data must be a uint8 tensor, got {describe(data)}")
     return data.view(torch.float8_e4m3fn).to(torch.float32)
 
 
@@ -61,6 +64,7 @@ def group_scale(amax: Float[Tensor, "*groups"], rule: str = "fp32") -> Float[Ten
             A group of zeros dequantises to 0 under each.
     """
     require_choice("rule", rule, SCALE_RULES)
+    _require_floats("amax", amax)
     amax = amax.to(torch.float32)
     if rule == "fp32":
         return (amax / E4M3_MAX).clamp(min=FLOAT32_TINY)
@@ -86,4 +90,10 @@ def read_scale(
             worst where a writer stored an arbitrary scale (vllm#49435).
     """
     require_choice("reader", reader, SCALE_READERS)
+    _require_floats("stored", stored)
     return stored if reader == "stored" else power_of_two_at_most(stored)
+
+
+def _require_floats(name: str, x: object) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"{name} must be a floating-point tensor, got {describe(x)}")

@@ -91,13 +91,16 @@ def _merged(
     # -inf minus -inf is NaN (vllm#39148, flashinfer#4051): where all parts are empty subtract 0.
     anchor = torch.where(heaviest == -torch.inf, 0.0, heaviest)
     weights = torch.exp(lses - anchor)
-    total = weights.sum(dim=0)
+    # Part after part: torch.sum is free to choose an order, and from 16 parts on it chooses by the
+    # place of a number among its neighbours, so the bits of a row would depend on the other rows.
+    total = weights[0]
+    for weight in weights[1:]:
+        total = total + weight
     nothing = total == 0
     shares = (weights / torch.where(nothing, 1.0, total))[..., None]
     # An empty part's output may be uninitialised memory, and 0 * NaN is NaN. -0.0 is the number
     # that changes nothing when added, not even the sign of a zero.
     used = torch.where((lses == -torch.inf)[..., None], -0.0, outs)
-    # Part after part, because torch.sum is free to choose an order.
     out = shares[0] * used[0]
     for share, part in zip(shares[1:], used[1:], strict=True):
         out = out + share * part

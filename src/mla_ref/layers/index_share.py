@@ -4,6 +4,8 @@ GLM-5.2 has an indexer in 21 of its 78 layers; each of the others takes the list
 before it. Those layers have no indexer weights at all.
 """
 
+from collections.abc import Sequence
+
 from mla_ref.checks import require_count
 
 
@@ -24,8 +26,14 @@ def full_layers(num_layers: int, *, freq: int = 1, offset: int = 2) -> tuple[int
     return tuple(i for i in range(num_layers) if is_full_layer(i, freq=freq, offset=offset))
 
 
-def index_source(layer: int, *, freq: int = 1, offset: int = 2) -> int:
-    """The layer whose top-k list this layer uses: itself, or the nearest full layer before it."""
-    while not is_full_layer(layer, freq=freq, offset=offset):
-        layer -= 1
-    return layer
+def index_source(layer: int, full: Sequence[int]) -> int:
+    """The layer whose top-k list this layer uses: itself, or the nearest full layer before it.
+
+    Raises:
+        ValueError: There is no full layer at or before it.
+    """
+    require_count("layer", layer)
+    before = [i for i in full if i <= layer]
+    if not before:
+        raise ValueError(f"layer {layer} has no full layer at or before it among {tuple(full)}")
+    return max(before)

@@ -1,6 +1,6 @@
 """IndexShare: GLM-5.2's published layers, and all layers where nothing is shared."""
 
-from mla_ref.indexer import full_layers, index_source
+from mla_ref.layers import full_layers, index_source
 
 
 def test_glm_5_2_has_21_indexers() -> None:
@@ -16,5 +16,6 @@ def test_the_default_shares_nothing() -> None:
 
 
 def test_a_layer_takes_the_nearest_list_before_it() -> None:
-    sources = [index_source(i, freq=4, offset=3) for i in range(12)]
+    full = full_layers(12, freq=4, offset=3)
+    sources = [index_source(i, full) for i in range(12)]
     assert sources == [0, 1, 2, 2, 2, 2, 6, 6, 6, 6, 10, 10]

@@ -1,0 +1,106 @@
+"""Rung 8: the lightning indexer over a ragged batch on pages: from queries and keys to positions.
+
+Its scores are checked against float64, its lists against the scores.
+"""
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from mla_ref.cache.index_keys import (
+    INDEX_HEAD_DIM,
+    page_size_of,
+    quantise_index_keys,
+    read_index_keys,
+)
+from mla_ref.cache.pages import require_batch, require_pages
+from mla_ref.checks import (
+    require_choice,
+    require_count,
+    require_float,
+    require_same_device,
+    require_size,
+)
+from mla_ref.indexer.scores import index_scores
+from mla_ref.indexer.topk import select_topk_chunked
+from mla_ref.numerics.float8 import SCALE_RULES, from_e4m3
+
+
+def select_positions(
+    q: Float[Tensor, "num_tokens index_heads d_i"],
+    weights: Float[Tensor, "num_tokens index_heads"],
+    index_cache: Shaped[Tensor, "pages *page"],
+    *,
+    query_start_loc: Int[Tensor, " b_plus_1"],
+    seq_lens: Int[Tensor, " b"],
+    block_table: Int[Tensor, "b max_pages"],
+    topk: int,
+    scale_rule: str = "pow2-floor",
+    chunk: int = 8192,
+) -> Int[Tensor, "num_tokens topk"]:
+    """The keys that each new token will attend to, best first.
+
+    Row i of a request's q_len new tokens chooses among its first seq_len - q_len + i + 1 keys: the
+    bound is the whole context, never the chunk that runs (a resumed prefill must choose as one
+    shot does). Keys are scored `chunk` at a time, so 128k keys need no 128k-wide score matrix.
+
+    Args:
+        q: Index queries, turned by RoPE.
+        weights: Factors of the index heads, see `index_scores`.
+        index_cache: From `new_index_cache`. Where it holds FP8 keys, queries are quantised too.
+        query_start_loc: As in `paged_attention`.
+        seq_lens: As in `paged_attention`.
+        block_table: As in `paged_attention`.
+        topk: Width of the result.
+        scale_rule: Of the queries' FP8 scales.
+        chunk: Keys at a time.
+
+    Returns:
+        int32 positions in the token's own request; -1 where there are fewer keys than `topk`.
+    """
+    require_float("q", q, "num_tokens index_heads d_i")
+    require_float("weights", weights, "num_tokens index_heads")
+    page_size = page_size_of(index_cache, "index_cache")
+    require_batch(query_start_loc, seq_lens, block_table, page_size)
+    require_pages(block_table, seq_lens, index_cache.shape[0], page_size)
+    require_size("q", q, 0, int(query_start_loc[-1]), "the end of query_start_loc")
+    for dim in (0, 1):
+        require_size("weights", weights, dim, q.shape[dim], "as q")
+    packed = index_cache.dtype == torch.uint8
+    width = INDEX_HEAD_DIM if packed else index_cache.shape[2]
+    require_size("q", q, 2, width, "the width of an index key")
+    require_same_device({"q": q, "weights": weights, "index_cache": index_cache})
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
+    require_count("topk", topk)
+    require_count("chunk", chunk, at_least=1)
+    if packed:
+        data, scale = quantise_index_keys(q, scale_rule)
+        q = from_e4m3(data) * scale[..., None]
+    starts, parts = query_start_loc.tolist(), []
+    for request, seq_len in enumerate(seq_lens.tolist()):
+        rows = slice(starts[request], starts[request + 1])
+        parts.append(
+            _select_one(
+                q[rows], weights[rows], index_cache, block_table[request], seq_len, topk, chunk
+            )
+        )
+    return torch.cat(parts) if parts else torch.empty(0, topk, dtype=torch.int32)
+
+
+def _select_one(
+    q: Float[Tensor, "rows index_heads d_i"],
+    weights: Float[Tensor, "rows index_heads"],
+    index_cache: Shaped[Tensor, "pages *page"],
+    block_table_row: Int[Tensor, " max_pages"],
+    seq_len: int,
+    topk: int,
+    chunk: int,
+) -> Int[Tensor, "rows topk"]:
+    rows = q.shape[0]
+    visible_lens = torch.arange(seq_len - rows + 1, seq_len + 1, device=q.device)
+
+    def score_chunk(first: int, count: int) -> Tensor:
+        keys = read_index_keys(index_cache, block_table_row, first, count)
+        return index_scores(q, keys, weights)
+
+    return select_topk_chunked(score_chunk, seq_len, visible_lens, topk, chunk=chunk)
