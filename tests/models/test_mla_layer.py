@@ -136,7 +136,7 @@ def test_B080_inner_norms_take_the_eps_of_the_config():
     # Small inputs, as a trained model may have them: there eps is not lost beside the mean square.
     x, positions = 0.1 * torch.randn(5, 20), torch.arange(5)
     for actual, expected in (
-        (large.queries(x, positions)[0], small.queries(x, positions)[0]),
+        (large.queries(large.query_latent(x), positions)[0], small.queries(small.query_latent(x), positions)[0]),
         (large.kv_rows(x, positions)[:, :14], small.kv_rows(x, positions)[:, :14]),
     ):
         assert compare(actual, expected).rel_l2 > 0.1
@@ -184,7 +184,7 @@ def test_random_attention_is_not_uniform():
     """With the usual standard deviation of 0.02 this variance is about 1e-5."""
     layer = MLALayer.random(preset("deepseek-v2-lite"), 9)
     x, positions = torch.randn(16, 2048), torch.arange(16)
-    q = torch.cat(layer.queries(x, positions), dim=-1)
+    q = torch.cat(layer.queries(layer.query_latent(x), positions), dim=-1)
     rows = layer.kv_rows(x, positions)
     k_nope = torch.einsum("tc,hnc->thn", rows[:, :512], layer.w_uk)
     k = torch.cat([k_nope, rows[:, None, 512:].expand(-1, 16, -1)], dim=-1)

@@ -9,14 +9,13 @@ from torch import Tensor
 from mla_ref.attention import causal_attention
 from mla_ref.batching import Step
 from mla_ref.layers import preset
-from mla_ref.models.gqa_as_mla import hadamard
 from mla_ref.models.passage import passage
 from mla_ref.models.projections import attend_latent
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_attention import attend_grouped
 from mla_ref.models.smollm2_weights import SmolLM2Config, SmolLM2Weights
 from mla_ref.models.tokenizer import Tokenizer
-from mla_ref.numerics import compare
+from mla_ref.numerics import compare, hadamard
 
 VARIANTS = [
     ("gqa", None),

@@ -15,6 +15,7 @@ from mla_ref.cli.example import Example
 
 if TYPE_CHECKING:
     from mla_ref.engine import NewToken, Prefilled
+    from mla_ref.models.language_model import LanguageModel
 
 PANEL = "Learn"
 EXAMPLES = (
@@ -24,13 +25,18 @@ EXAMPLES = (
         needs_model=True,
     ),
     Example(
+        'generate "def add(a, b):" --tokens 8 --sparse --topk 64',
+        "Sparse: each row attends to the 64 keys that a trained indexer chooses, from an FP8 cache",
+        needs_model=True,
+    ),
+    Example(
         'generate "Once upon a time" --tokens 8 --attention gqa --json',
         "Its attention as it was trained, and one JSON object",
         needs_model=True,
     ),
 )
 
-CACHE_DTYPES = ("float32", "bfloat16")
+CACHE_DTYPES = ("float32", "bfloat16", "fp8")
 
 
 def generate(
@@ -44,9 +50,18 @@ def generate(
     form: Annotated[
         str | None, typer.Option(help="absorbed or expanded. Default: absorbed; none for gqa.")
     ] = None,
+    sparse: Annotated[
+        bool, typer.Option("--sparse", help="Attend to the keys that an indexer chooses.")
+    ] = False,
+    topk: Annotated[int, typer.Option(help="Keys a row attends to, with --sparse.")] = 256,
+    backend: Annotated[str, typer.Option(help="Who computes it, with --sparse.")] = "torch",
     cache_dtype: Annotated[
-        str, typer.Option(help="What the KV cache stores: float32 or bfloat16.")
-    ] = "float32",
+        str | None,
+        typer.Option(
+            help="What the KV cache stores: float32 (default), bfloat16, or with --sparse fp8 "
+            "(its default)."
+        ),
+    ] = None,
     page_size: Annotated[int, typer.Option(help="Tokens a page of the KV cache.")] = 64,
     chunk_size: Annotated[int, typer.Option(help="Tokens of the prompt that run at once.")] = 256,
     gguf: Annotated[Path | None, typer.Option(help="Your own SmolLM2 GGUF file.")] = None,
@@ -58,17 +73,27 @@ def generate(
     """
     import torch
 
+    from mla_ref.backends import find_backend
     from mla_ref.checks import require_choice, require_count
     from mla_ref.engine import generate as run
     from mla_ref.models.gguf_file import GGUFFile, default_gguf
     from mla_ref.models.smollm2 import ATTENTIONS, SmolLM2
+    from mla_ref.models.smollm2_sparse import SparseSmolLM2
     from mla_ref.models.smollm2_weights import SmolLM2Weights
     from mla_ref.models.tokenizer import StreamDecoder, Tokenizer
 
     # What can be seen without the model is said before it is loaded.
     require_count("--tokens", tokens, at_least=1)
     require_choice("--attention", attention, ATTENTIONS)
-    dtype = getattr(torch, require_choice("--cache-dtype", cache_dtype, CACHE_DTYPES))
+    cache_dtype = cache_dtype or ("fp8" if sparse else "float32")
+    require_choice("--cache-dtype", cache_dtype, CACHE_DTYPES)
+    if cache_dtype == "fp8" and not sparse:
+        raise ValueError("--cache-dtype fp8 needs --sparse: dense attention reads plain rows")
+    if sparse and (attention, form) != ("packed", None):
+        raise ValueError("--sparse attends on the packed form; leave --attention and --form out")
+    require_count("--topk", topk, at_least=1)
+    found_backend = find_backend(backend)
+    dtype = torch.uint8 if cache_dtype == "fp8" else getattr(torch, cache_dtype)
     if prompt == "-":
         prompt = sys.stdin.read().removesuffix("\n")
     if not prompt:
@@ -83,7 +108,12 @@ def generate(
         file = GGUFFile(gguf or default_gguf())
         tokenizer = Tokenizer(file)
         prompt_ids = tokenizer.encode(prompt)
-        model = SmolLM2(SmolLM2Weights.read(file), attention=attention, form=form)
+        dense = SmolLM2(SmolLM2Weights.read(file), attention=attention, form=form)
+        model: "LanguageModel" = dense
+        if sparse:
+            model = SparseSmolLM2.trained(
+                dense, topk=topk, backend=found_backend, max_rows=chunk_size
+            )
         bar.update(task, description="reading the prompt", total=len(prompt_ids))
 
         def show(chunk: "Prefilled") -> None:
@@ -112,8 +142,9 @@ def generate(
             typer.echo(token.text, nl=False)
 
     figures = {
-        "attention": model.attention,
-        "form": model.form,
+        "attention": dense.attention,
+        "form": dense.form,
+        "topk": topk if sparse else None,
         "cache_dtype": cache_dtype,
         "kv_bytes_per_token": model.new_cache(1, 1, dtype).nbytes,
         "prompt_tokens": len(prompt_ids),
@@ -141,7 +172,8 @@ def _rate(events: "Sequence[Prefilled | NewToken]", num_tokens: int) -> float | 
 def _one_line(figures: dict[str, Any]) -> str:
     rate = figures["decode_tokens_per_second"]
     decode = f", decode {rate:.1f} tokens/s" if rate else ""
-    name = " ".join(filter(None, (figures["attention"], figures["form"])))
+    sparse = figures["topk"] and f"top-{figures['topk']}"
+    name = " ".join(filter(None, (figures["attention"], figures["form"], sparse)))
     return (
         f"{figures['new_tokens']} tokens ({figures['finish_reason']}), prefill "
         f"{figures['prefill_tokens_per_second']:.0f} tokens/s{decode}, KV cache "

@@ -16,7 +16,7 @@ from torch import Tensor
 from mla_ref.batching import Step
 from mla_ref.cache import pages_needed
 from mla_ref.checks import require_count
-from mla_ref.models.smollm2 import SmolLM2
+from mla_ref.models.language_model import LanguageModel
 from mla_ref.models.tokenizer import StreamDecoder
 
 
@@ -55,7 +55,7 @@ class NewToken:
 
 
 def generate(
-    model: SmolLM2,
+    model: LanguageModel,
     prompt_ids: Sequence[int],
     *,
     max_new_tokens: int,

@@ -1,7 +1,7 @@
 """Models whose attention climbs the ladder: SmolLM2 in MLA form, and DeepSeek-shaped layers."""
 
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
-from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA, group_selectors, hadamard
+from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA, group_selectors
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.passage import passage
 from mla_ref.models.projections import FORMS, LatentProjections, attend_latent
@@ -30,6 +30,5 @@ __all__ = [
     "attend_latent",
     "default_gguf",
     "group_selectors",
-    "hadamard",
     "passage",
 ]

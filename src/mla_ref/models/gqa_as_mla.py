@@ -23,18 +23,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mla_ref.checks import require_count
 from mla_ref.models.smollm2_attention import GQAProjections
-
-
-def hadamard(size: int) -> Float[Tensor, "size size"]:
-    """The normalised Hadamard matrix of a power of two, float64: entries +-size^-0.5, H H^T = 1."""
-    if require_count("size", size, at_least=1) & (size - 1):
-        raise ValueError(f"size must be a power of two, got {size}")
-    matrix = torch.ones(1, 1, dtype=torch.float64)
-    while matrix.shape[0] < size:
-        matrix = torch.cat([torch.cat([matrix, matrix]), torch.cat([matrix, -matrix])], dim=1)
-    return matrix * size**-0.5
+from mla_ref.numerics import hadamard
 
 
 def group_selectors(layer: GQAProjections, width: int, offset: int) -> Float[Tensor, "h_q d width"]:
@@ -70,11 +60,15 @@ class SplitMLA:
         self.w_uv = group_selectors(gqa, self._width, 0)
         self.w_uk = self.w_uv[:, :0]
 
+    def query_latent(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
+        """The input itself: queries are not compressed."""
+        return x
+
     def queries(
-        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+        self, latent: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
     ) -> tuple[Float[Tensor, "s h_q d_n"], Float[Tensor, "s h_q d_r"]]:
         """An empty q_nope, and as q_pe the query in its group's place."""
-        q = self.gqa.queries(x, positions)
+        q = self.gqa.queries(latent, positions)
         # Keys lie in the rotary part as values lie in the latent, so W_UV knows the places.
         return q[..., :0], torch.einsum("shd,hdr->shr", q, self.w_uv)
 
@@ -140,11 +134,15 @@ class PackedMLA:
         packing = packing or Packing.of(gqa)
         self._rotation, self.w_uk, self.w_uv = packing.rotation, packing.w_uk, packing.w_uv
 
+    def query_latent(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
+        """The input itself: queries are not compressed."""
+        return x
+
     def queries(
-        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+        self, latent: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
     ) -> tuple[Float[Tensor, "s h_q d_n"], Float[Tensor, "s h_q d_r"]]:
         """The turned query as q_nope, and zeros as q_pe."""
-        q = self.gqa.queries(x, positions)
+        q = self.gqa.queries(latent, positions)
         return q, torch.zeros_like(q)
 
     def kv_rows(

@@ -134,15 +134,18 @@ class MLALayer(nn.Module):
         """Up-projection from the latent to each head's value: the last d_v rows of its kv_b."""
         return self._kv_b()[:, self.config.qk_nope_head_dim :]
 
+    def query_latent(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s d_q"]:
+        """The compressed, normalised query, or x itself where queries are not compressed."""
+        self._require_rows("x", x, self.config.hidden_size)
+        return x if self.config.q_lora_rank is None else self.q_a_layernorm(self.q_a_proj(x))
+
     def queries(
-        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+        self, latent: Float[Tensor, "s d_q"], positions: Int[Tensor, " s"]
     ) -> tuple[Float[Tensor, "s h d_n"], Float[Tensor, "s h d_r"]]:
         """q_nope, and q_pe turned to its position."""
-        self._require_rows(x, positions)
-        if self.config.q_lora_rank is None:
-            q = self.q_proj(x)
-        else:
-            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        compressed = self.config.q_lora_rank
+        self._require_rows("latent", latent, compressed or self.config.hidden_size, positions)
+        q = self.q_proj(latent) if compressed is None else self.q_b_proj(latent)
         q = q.unflatten(-1, (self.config.num_heads, self.config.qk_head_dim))
         q_nope, q_pe = q.tensor_split([self.config.qk_nope_head_dim], dim=-1)
         return q_nope, self._turn(q_pe, positions)
@@ -151,7 +154,7 @@ class MLALayer(nn.Module):
         self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
     ) -> Float[Tensor, "s d_row"]:
         """The row to cache of each token: [normalised latent d_c | turned rotary key d_r]."""
-        self._require_rows(x, positions)
+        self._require_rows("x", x, self.config.hidden_size, positions)
         latent, k_pe = self.kv_a_proj_with_mqa(x).tensor_split([self.config.kv_lora_rank], dim=-1)
         return torch.cat([self.kv_a_layernorm(latent), self._turn(k_pe, positions)], dim=-1)
 
@@ -177,11 +180,14 @@ class MLALayer(nn.Module):
         cos, sin = rope_table(self.config.rope, positions)
         return apply_rope(x, cos, sin, interleaved=self.config.rope.interleaved)
 
-    def _require_rows(self, x: Tensor, positions: Tensor) -> None:
-        require_float("x", x, "s hidden")
-        require_size("x", x, 1, self.config.hidden_size, "hidden_size")
-        require_integer("positions", positions, "s")
-        require_size("positions", positions, 0, x.shape[0], "one a row of x")
+    def _require_rows(
+        self, name: str, x: Tensor, width: int, positions: Tensor | None = None
+    ) -> None:
+        require_float(name, x, "s width")
+        require_size(name, x, 1, width, "what the layer takes")
         dtype = self.kv_b_proj.weight.dtype
         if x.dtype != dtype:
-            raise TypeError(f"x must be {dtype}, as the layer's weights, got {describe(x)}")
+            raise TypeError(f"{name} must be {dtype}, as the layer's weights, got {describe(x)}")
+        if positions is not None:
+            require_integer("positions", positions, "s")
+            require_size("positions", positions, 0, x.shape[0], f"one a row of {name}")

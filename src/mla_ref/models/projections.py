@@ -29,10 +29,16 @@ class LatentProjections(Protocol):
     def w_uv(self) -> Float[Tensor, "h d_v d_c"]:
         """Up-projection from the latent to each head's value."""
 
+    def query_latent(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s d_q"]:
+        """What queries are made from: the compressed query, or x itself where there is none."""
+
     def queries(
-        self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
+        self, latent: Float[Tensor, "s d_q"], positions: Int[Tensor, " s"]
     ) -> tuple[Float[Tensor, "s h d_n"], Float[Tensor, "s h d_r"]]:
-        """q_nope, and q_pe turned to its position."""
+        """q_nope, and q_pe turned to its position, from the query latent.
+
+        Two steps, because the lightning indexer makes its queries from the same latent.
+        """
 
     def kv_rows(
         self, x: Float[Tensor, "s hidden"], positions: Int[Tensor, " s"]
@@ -64,7 +70,7 @@ def attend_latent(
         require_choice("form", form, FORMS)
     ]
     write_rows(kv_cache, layer.kv_rows(x, step.positions), step.slot_mapping)
-    q_nope, q_pe = layer.queries(x, step.positions)
+    q_nope, q_pe = layer.queries(layer.query_latent(x), step.positions)
     result = attention(
         q_nope,
         q_pe,

@@ -57,7 +57,7 @@ class SmolLM2:
         if attention != "gqa":
             form = require_choice("form", "absorbed" if form is None else form, FORMS)
         self.form = form
-        positions = torch.arange(weights.config.context_length)
+        positions = torch.arange(weights.config.context_length, device=weights.embedding.device)
         self._rope = rope_table(weights.config.rope, positions)
         self._packing = Packing.of(self.gqa(0))
         self._views = [self._view(layer) for layer in range(weights.config.num_layers)]
@@ -104,6 +104,10 @@ class SmolLM2:
     def with_attention(self, attention: str, form: str | None = None) -> "SmolLM2":
         """The same model, sharing its weights, with attention computed in another way."""
         return SmolLM2(self.weights, attention=attention, form=form)
+
+    def to(self, device: torch.device) -> "SmolLM2":
+        """The same model with its weights on another device."""
+        return SmolLM2(self.weights.to(device), attention=self.attention, form=self.form)
 
     @property
     def config(self) -> SmolLM2Config:
@@ -172,9 +176,44 @@ class SmolLM2:
         Returns:
             Hidden states after the last norm, for `logits`.
         """
-        x = self._embed(token_ids, step, cache)
+        self._require_cache(step, cache)
+        x = self.embed(token_ids, step)
         for layer in range(self.config.num_layers):
             x = self._block(layer, x, step, cache[layer])
+        return self.last_norm(x)
+
+    def embed(self, token_ids: Int[Tensor, " s"], step: Step) -> Float[Tensor, "s hidden"]:
+        """Look the step's tokens up.
+
+        Raises:
+            ValueError: A token is not in the vocabulary, or there are not as many as in the step.
+        """
+        require_integer("token_ids", token_ids, "num_tokens")
+        require_size("token_ids", token_ids, 0, step.positions.shape[0], "the tokens of the step")
+        last = self.config.vocab_size - 1
+        # A negative id would read the embedding from its end.
+        if token_ids.numel() and not 0 <= token_ids.min() <= token_ids.max() <= last:
+            raise ValueError(
+                f"token_ids must lie in 0 .. {last}, got {int(token_ids.min())} .. "
+                f"{int(token_ids.max())}"
+            )
+        return self.weights.embedding[token_ids]
+
+    def attention_input(
+        self, layer: int, x: Float[Tensor, "s hidden"]
+    ) -> Float[Tensor, "s hidden"]:
+        """What a layer's attention gets to see of the residual stream."""
+        return rms_norm(x, self._layer(layer).attn_norm, eps=self.config.rms_norm_eps)
+
+    def feed_forward(self, layer: int, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
+        """The residual stream after a layer's feed-forward part, from that after its attention."""
+        weights = self._layer(layer)
+        h = rms_norm(x, weights.ffn_norm, eps=self.config.rms_norm_eps)
+        gated = silu(linear(h, weights.ffn_gate)) * linear(h, weights.ffn_up)
+        return x + linear(gated, weights.ffn_down)
+
+    def last_norm(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
+        """What `logits` takes, from the residual stream after the last layer."""
         return rms_norm(x, self.weights.output_norm, eps=self.config.rms_norm_eps)
 
     def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:
@@ -201,11 +240,11 @@ class SmolLM2:
         token_ids = torch.as_tensor(token_ids)
         step = Step.one_request(0, len(token_ids), _PAGE_SIZE)
         cache = self.new_cache(step.block_table.shape[1], _PAGE_SIZE)
-        x = self._embed(token_ids, step, cache)
+        x = self.embed(token_ids, step)
         inputs = {}
         for layer in range(max(layers) + 1):
             if layer in layers:
-                inputs[layer] = self._attention_input(layer, x)
+                inputs[layer] = self.attention_input(layer, x)
             if layer < max(layers):
                 x = self._block(layer, x, step, cache[layer])
         return inputs
@@ -220,17 +259,7 @@ class SmolLM2:
             return self.gqa(layer)
         return self.split(layer) if self.attention == "split" else self.packed(layer)
 
-    def _embed(self, token_ids: Tensor, step: Step, cache: Tensor) -> Float[Tensor, "s hidden"]:
-        """Look the tokens up, if they, the step and the cache belong together."""
-        require_integer("token_ids", token_ids, "num_tokens")
-        require_size("token_ids", token_ids, 0, step.positions.shape[0], "the tokens of the step")
-        last = self.config.vocab_size - 1
-        # A negative id would read the embedding from its end.
-        if token_ids.numel() and not 0 <= token_ids.min() <= token_ids.max() <= last:
-            raise ValueError(
-                f"token_ids must lie in 0 .. {last}, got {int(token_ids.min())} .. "
-                f"{int(token_ids.max())}"
-            )
+    def _require_cache(self, step: Step, cache: Tensor) -> None:
         one_page = (self.config.num_layers, *self._views[0].cache_shape(1, step.page_size))
         pages = cache.numel() // prod(one_page)
         expected = (self.config.num_layers, *self._views[0].cache_shape(pages, step.page_size))
@@ -239,21 +268,14 @@ class SmolLM2:
                 f"cache must be made by new_cache with the step's page_size {step.page_size} and "
                 f"for this attention, such as {list(expected)}, got {describe(cache)}"
             )
-        return self.weights.embedding[token_ids]
-
-    def _attention_input(self, layer: int, x: Tensor) -> Float[Tensor, "s hidden"]:
-        return rms_norm(x, self.weights.layers[layer].attn_norm, eps=self.config.rms_norm_eps)
 
     def _block(
         self, layer: int, x: Float[Tensor, "s hidden"], step: Step, layer_cache: Tensor
     ) -> Float[Tensor, "s hidden"]:
         """One layer: attention, then feed-forward, each added to the residual stream."""
-        view, weights = self._views[layer], self.weights.layers[layer]
-        attention_input = self._attention_input(layer, x)
+        view, attention_input = self._views[layer], self.attention_input(layer, x)
         if isinstance(view, GQAProjections):
             x = x + attend_grouped(view, attention_input, layer_cache, step)
         else:
             x = x + attend_latent(view, attention_input, layer_cache, step, form=self.form or "")
-        h = rms_norm(x, weights.ffn_norm, eps=self.config.rms_norm_eps)
-        gated = silu(linear(h, weights.ffn_gate)) * linear(h, weights.ffn_up)
-        return x + linear(gated, weights.ffn_down)
+        return self.feed_forward(layer, x)

@@ -168,6 +168,23 @@ class SmolLM2Weights:
 
         return cls._collect(config, draw)
 
+    def to(self, device: torch.device) -> "SmolLM2Weights":
+        """The same tensors on another device."""
+        tensors = {name: tensor.to(device) for name, tensor in self._named().items()}
+        return self._collect(self.config, lambda name, _: tensors[name])
+
+    def _named(self) -> dict[str, Tensor]:
+        """Every tensor by its GGUF name."""
+        named = {
+            f"blk.{layer}.{name}.weight": getattr(weights, name)
+            for layer, weights in enumerate(self.layers)
+            for name in _layer_shapes(self.config)
+        }
+        return named | {
+            "token_embd.weight": self.embedding,
+            "output_norm.weight": self.output_norm,
+        }
+
     @classmethod
     def _collect(
         cls, config: SmolLM2Config, tensor: Callable[[str, tuple[int, ...]], Tensor]

@@ -1,0 +1,221 @@
+"""SmolLM2 with sparse attention: the packed form, a trained indexer, and a backend.
+
+The indexers were trained for this project on the model's own attention (`mla_ref.training`). As in
+GLM-5.2 only some layers have one, and the layers behind each share its list. Nothing else of the
+model is changed: with `topk` as long as the text, it is SmolLM2.
+"""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load_file
+from torch import Tensor
+
+from mla_ref.backends import AttnSpec, Backend, Plan, TorchBackend
+from mla_ref.batching import Step
+from mla_ref.checks import require_choice, require_count
+from mla_ref.layers import MLAConfig, index_source, preset
+from mla_ref.models.indexer_layer import IndexerLayer
+from mla_ref.models.smollm2 import SmolLM2
+from mla_ref.models.smollm2_weights import SmolLM2Config
+from mla_ref.models.sparse import SparseCache, attend_sparse
+
+CACHE_DTYPES = {"fp8": torch.uint8, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class SparseState:
+    """What a run holds: each layer's cache, and the plan that all layers share."""
+
+    caches: list[SparseCache]
+    plan: Plan
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all caches; the plan's buffers are not counted."""
+        return sum(
+            part.nbytes
+            for cache in self.caches
+            for part in (cache.kv, cache.index)
+            if part is not None
+        )
+
+
+class SparseSmolLM2:
+    """The model, with the interface of `SmolLM2`, so that `generate` runs it.
+
+    Attributes:
+        dense: The model whose weights it shares.
+        attention: Dimensions, with those of the indexer.
+        indexers: The full layers' indexers, by layer.
+        backend: Who computes the attention.
+        cache_format: "fp8", rows of 656 bytes and index keys of 132, or "fp32".
+        max_rows: New tokens a step at most.
+    """
+
+    def __init__(
+        self,
+        dense: SmolLM2,
+        indexers: Mapping[int, IndexerLayer],
+        *,
+        attention: MLAConfig | None = None,
+        backend: Backend | None = None,
+        cache_format: str = "fp8",
+        max_rows: int = 256,
+    ) -> None:
+        """Put the parts together.
+
+        Args:
+            dense: The model.
+            indexers: One for each of `attention.indexer.full_layers`.
+            attention: Dimensions; left out, those of the preset "smollm2-packed".
+            backend: Left out, the torch backend.
+            cache_format: How rows and index keys are stored.
+            max_rows: New tokens a step at most; buffers are planned for so many.
+
+        Raises:
+            ValueError: The indexers are not those that the dimensions ask for, or a choice is
+                unknown.
+        """
+        self.dense = dense.with_attention("packed")
+        self.attention = attention or preset("smollm2-packed")
+        self.indexers = dict(indexers)
+        self.backend = backend or TorchBackend()
+        self.cache_format = require_choice("cache_format", cache_format, tuple(CACHE_DTYPES))
+        self.max_rows = require_count("max_rows", max_rows, at_least=1)
+        if self.attention.indexer is None:
+            raise ValueError(f"attention must have an indexer, {self.attention.name} has none")
+        if tuple(sorted(self.indexers)) != self.attention.indexer.full_layers:
+            raise ValueError(
+                f"indexers must be those of layers {self.attention.indexer.full_layers}, got "
+                f"{tuple(sorted(self.indexers))}"
+            )
+
+    @classmethod
+    def trained(
+        cls, dense: SmolLM2, *, topk: int | None = None, **kwargs: object
+    ) -> "SparseSmolLM2":
+        """The model with the indexers that come with this package.
+
+        Args:
+            dense: SmolLM2-135M.
+            topk: Keys that a row attends to; left out, the preset's 256.
+            **kwargs: As in the constructor.
+        """
+        attention = preset("smollm2-packed")
+        if topk is not None and attention.indexer is not None:
+            attention = replace(attention, indexer=replace(attention.indexer, topk=topk))
+        indexers = load_indexers(attention, dtype=dense.dtype)
+        return cls(dense, indexers, attention=attention, **kwargs)  # type: ignore[arg-type]
+
+    @property
+    def config(self) -> SmolLM2Config:
+        """The model's dimensions."""
+        return self.dense.config
+
+    def new_cache(
+        self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
+    ) -> SparseState:
+        """Empty caches for all layers, and a plan.
+
+        Args:
+            num_pages: Pages for all requests together.
+            page_size: Tokens a page.
+            dtype: Overrides what `cache_format` says: uint8 for FP8.
+        """
+        require_count("num_pages", num_pages)
+        require_count("page_size", page_size, at_least=1)
+        dtype = dtype or CACHE_DTYPES[self.cache_format]
+        config, indexer = self.attention, self.attention.indexer
+        caches = [
+            SparseCache.new(config, layer, num_pages, page_size, dtype)
+            for layer in range(config.num_layers)
+        ]
+        spec = AttnSpec(
+            num_heads=config.num_heads,
+            kv_lora_rank=config.kv_lora_rank,
+            qk_rope_head_dim=config.qk_rope_head_dim,
+            topk=indexer.topk if indexer else 1,
+            page_size=page_size,
+            cache_format="fp8" if dtype == torch.uint8 else "bf16",
+            q_dtype=self.dense.dtype,
+        )
+        device = self.dense.weights.embedding.device
+        plan = self.backend.plan(
+            spec, max_rows=self.max_rows, max_requests=self.max_rows, device=device
+        )
+        return SparseState(caches, plan)
+
+    def forward(
+        self,
+        token_ids: Int[Tensor, " num_tokens"],
+        step: Step,
+        cache: SparseState,
+        *,
+        route: str | None = None,
+        selected: list[Tensor] | None = None,
+    ) -> Float[Tensor, "num_tokens hidden"]:
+        """Run the new tokens of a step; rows and index keys are written into the caches.
+
+        Args:
+            token_ids: The new tokens, one request after the other, as the step describes.
+            step: The batch.
+            cache: From `new_cache`.
+            route: "decode" or "extend"; left out, decode for one token a request.
+            selected: Where given, each layer's positions are appended; nothing else changes.
+
+        Returns:
+            Hidden states after the last norm, for `logits`.
+        """
+        x = self.dense.embed(token_ids, step)
+        if route is None:
+            route = "decode" if len(token_ids) <= len(step.seq_lens) else "extend"
+        full = tuple(sorted(self.indexers))
+        chosen: dict[int, Tensor] = {}
+        for layer in range(self.config.num_layers):
+            attended, chosen[layer] = attend_sparse(
+                self.dense.packed(layer),
+                self.indexers.get(layer),
+                self.dense.attention_input(layer, x),
+                cache.caches[layer],
+                step,
+                cache.plan,
+                route=route,
+                selected=chosen.get(index_source(layer, full)),
+            )
+            x = self.dense.feed_forward(layer, x + attended)
+        if selected is not None:
+            selected.extend(chosen.values())
+        return self.dense.last_norm(x)
+
+    def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:
+        """Scores of the next token for each row."""
+        return self.dense.logits(hidden)
+
+
+def load_indexers(
+    config: MLAConfig, path: Path | None = None, dtype: torch.dtype = torch.float32
+) -> dict[int, IndexerLayer]:
+    """Trained indexers by layer.
+
+    Args:
+        config: The dimensions.
+        path: A safetensors file; left out, the one in this package.
+        dtype: What to hold the weights in; the file has bfloat16.
+
+    Raises:
+        ValueError: A tensor is missing or does not fit.
+    """
+    package = files("mla_ref.models") / "data" / "smollm2_indexer.safetensors"
+    with as_file(package) if path is None else nullcontext(path) as found:
+        state = {name: tensor.to(dtype) for name, tensor in load_file(found).items()}
+    full = config.indexer.full_layers if config.indexer else ()
+    return {
+        layer: IndexerLayer.from_state_dict(config, state, prefix=f"layers.{layer}.indexer.")
+        for layer in full
+    }
