@@ -20,14 +20,16 @@ def run(*args):
 def test_table_ends_with_the_verdict():
     result = run(*QUICK)
     assert result.exit_code == 0, result.output
-    assert "All 6 rungs agree" in result.output
+    assert "All 7 rungs agree" in result.output
+    assert "rungs 8 to 10 need an indexer, which deepseek-v2-lite lacks" in result.output
 
 
-def test_json_holds_six_rungs():
+def test_json_holds_seven_rungs():
     data = json.loads(run(*QUICK, "--json").stdout)
     assert data["ok"] is True
-    assert [r["rung"] for r in data["rungs"]] == [1, 2, 3, 4, 5, 6]
+    assert [r["rung"] for r in data["rungs"]] == [1, 2, 3, 4, 5, 6, 7]
     assert data["rungs"][5]["kv_bytes_per_token_per_layer"] == 576 * 4
+    assert data["rungs"][6]["kv_bytes_per_token_per_layer"] == 656
 
 
 def test_float64_and_bfloat16_climb_too():
@@ -82,6 +84,9 @@ def test_the_real_model_climbs(tmp_path):
     data = json.loads(result.stdout)
     assert result.exit_code == 0
     assert data["ok"] and data["layers"] == [0, 29]
+    # Layer 29 has no indexer of its own: it takes the list of layer 26.
+    assert len(data["rungs"]) == 10
+    assert data["rungs"][7]["lse_rel_l2"] is None
     assert "tokens only" in result.stderr
 
 

@@ -1,11 +1,13 @@
 """The climb passes on right rungs and names the rung that is wrong."""
 
+import re
+
 import pytest
 import torch
 
 from mla_ref.attention import expand_kv
-from mla_ref.ladder import rung_runs
-from mla_ref.ladder.activations import LatentView, LayerActivations
+from mla_ref.ladder import rung_runs, sparse_runs
+from mla_ref.ladder.activations import IndexView, LatentView, LayerActivations
 from mla_ref.ladder.climb import climb
 from mla_ref.ladder.report import disagreement, to_json
 from mla_ref.ladder.rung_runs import hand_worked
@@ -29,12 +31,51 @@ def activations(n=70, dtype=torch.float64, layer=0):
     return LayerActivations(layer, q, k, v, (view,), (d_n + d_r) ** -0.5)
 
 
+def served_activations(n=70, dtype=torch.float64, indexed=True):
+    """A layer with rows of 512 + 64 numbers and index keys of 128: it can climb all rungs."""
+    torch.manual_seed(3)
+    h, d_n, d_v = 2, 8, 6
+    view = LatentView(
+        "random",
+        torch.randn(n, h, d_n, dtype=dtype),
+        torch.randn(n, h, 64, dtype=dtype),
+        torch.randn(n, 576, dtype=dtype),
+        torch.randn(h, d_n, 512, dtype=dtype) / 512**0.5,
+        torch.randn(h, d_v, 512, dtype=dtype) / 512**0.5,
+    )
+    k, v = expand_kv(view.kv_rows, view.w_uk, view.w_uv)
+    q = torch.cat([view.q_nope, view.q_pe], dim=-1)
+    index = IndexView(
+        torch.randn(n, 8, 128, dtype=dtype),
+        torch.randn(n, 8, dtype=dtype),
+        torch.randn(n, 128, dtype=dtype),
+        max(n // 4, 1),
+        "pow2-floor",
+    )
+    return LayerActivations(0, q, k, v, (view,), 72**-0.5, index if indexed else None)
+
+
 @pytest.mark.parametrize("n", [1, 2, 63, 64, 65, 70])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_all_rungs_agree(n, dtype):
     reports = list(climb([activations(n, dtype), activations(n, dtype, layer=1)]))
     assert [r.rung.number for r in reports] == [1, 2, 3, 4, 5, 6]
     assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
+
+
+@pytest.mark.parametrize("n", [1, 3, 70])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_ten_rungs_agree(n, dtype):
+    reports = list(climb([served_activations(n, dtype)]))
+    assert [r.rung.number for r in reports] == list(range(1, 11))
+    assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
+
+
+def test_how_far_a_layer_climbs_is_what_it_has():
+    assert len(list(climb([activations()]))) == 6
+    assert len(list(climb([served_activations(indexed=False)]))) == 7
+    # All layers climb together.
+    assert len(list(climb([served_activations(), served_activations(indexed=False)]))) == 7
 
 
 def test_the_example_by_hand_is_right():
@@ -76,6 +117,51 @@ def test_a_wrong_rung_is_named(monkeypatch, number, fault):
     assert not reports[number - 1].ok
     assert f"rung {number} " in disagreement(reports[number - 1])
     assert all(r.ok for r in reports[: number - 1])
+
+
+SPARSE_FUNCTIONS = {7: "fp8_latent_attention", 9: "sparse_extend", 10: "sparse_decode"}
+
+
+@pytest.mark.parametrize("fault", [_flipped, _lse_in_base_two], ids=["sign", "LSE base"])
+@pytest.mark.parametrize("number", SPARSE_FUNCTIONS)
+def test_a_wrong_sparse_rung_is_named(monkeypatch, number, fault):
+    name = SPARSE_FUNCTIONS[number]
+    monkeypatch.setattr(sparse_runs, name, fault(getattr(sparse_runs, name)))
+    reports = list(climb([served_activations()]))
+    assert not reports[number - 1].ok
+    assert f"rung {number} " in disagreement(reports[number - 1])
+    assert all(r.ok for r in reports[: number - 1])
+
+
+def _chooses_the_worst(function):
+    def wrong(q, weights, cache, **kwargs):
+        return function(q, -weights, cache, **kwargs)
+
+    return wrong
+
+
+def _sees_the_future(function):
+    def wrong(*args, **kwargs):
+        positions = function(*args, **kwargs)
+        return positions.roll(-1, 0)
+
+    return wrong
+
+
+@pytest.mark.parametrize("fault", [_chooses_the_worst, _sees_the_future])
+def test_a_wrong_selection_is_named(monkeypatch, fault):
+    right = sparse_runs.select_positions
+    monkeypatch.setattr(sparse_runs, "select_positions", fault(right))
+    reports = list(climb([served_activations()]))
+    assert not reports[7].ok
+    assert "chosen" in disagreement(reports[7])
+
+
+def test_the_error_of_rounding_is_told_and_not_counted_as_a_fault():
+    report = list(climb([served_activations()]))[6]
+    assert report.ok and report.out.rel_l2 < 1e-12
+    # E4M3 keeps 4 bits: a few percent.
+    assert re.search(r"off by [1-9]\.\de-02", report.shown)
 
 
 def test_a_rung_wrong_in_a_ragged_batch_only_is_caught(monkeypatch):

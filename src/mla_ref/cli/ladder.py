@@ -66,6 +66,7 @@ def ladder(
 
     from mla_ref.ladder.climb import climb
     from mla_ref.ladder.report import disagreement, table, to_json
+    from mla_ref.ladder.rung_runs import rungs_of
 
     # Progress goes to stderr, so that a table or JSON on stdout can be piped.
     console = Console(stderr=True, highlight=False)
@@ -76,11 +77,14 @@ def ladder(
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("running the model", total=None)
         activations, title = _activations(model, text, tokens, layers, dtype, gguf)
-        progress.update(task, total=6, completed=0, description="rung 1 of 6")
+        height = min(map(rungs_of, activations))
+        progress.update(task, total=height, completed=0, description=f"rung 1 of {height}")
         for report in climb(activations):
             reports.append(report)
             done = len(reports)
-            progress.update(task, completed=done, description=f"rung {min(done + 1, 6)} of 6")
+            progress.update(
+                task, completed=done, description=f"rung {min(done + 1, height)} of {height}"
+            )
 
     wrong = [report for report in reports if not report.ok]
     if as_json:
@@ -106,6 +110,8 @@ def ladder(
         raise typer.Exit(1)
     if not as_json:
         typer.echo(f"All {len(reports)} rungs agree, each with the one below it.")
+        if height == 7:
+            typer.echo(f"rungs 8 to 10 need an indexer, which {model} lacks")
 
 
 def _activations(

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from mla_ref.attention import expand_kv
 from mla_ref.checks import require_choice, require_count
-from mla_ref.layers import PRESETS, preset
+from mla_ref.layers import PRESETS, MLAConfig, index_source, preset
+from mla_ref.models.indexer_layer import IndexerLayer
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.projections import LatentProjections
 from mla_ref.models.smollm2 import SmolLM2
+from mla_ref.models.smollm2_sparse import load_indexers
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 RANDOM_MODELS = tuple(name for name in PRESETS if name != "smollm2-packed")
@@ -44,9 +46,38 @@ class LatentView:
     ) -> "LatentView":
         """Project a layer's input and round everything to `dtype`."""
         positions = torch.arange(x.shape[0])
-        q_nope, q_pe = layer.queries(x, positions)
+        q_nope, q_pe = layer.queries(layer.query_latent(x), positions)
         tensors = (q_nope, q_pe, layer.kv_rows(x, positions), layer.w_uk, layer.w_uv)
         return cls(name, *(t.to(dtype) for t in tensors))
+
+
+@dataclass(frozen=True)
+class IndexView:
+    """What the indexer that serves a layer makes of the text.
+
+    Attributes:
+        q: Index queries, turned.
+        weights: Factors of the index heads.
+        k: Index keys.
+        topk: Keys that a row chooses.
+        scale_rule: Of the FP8 scales.
+    """
+
+    q: Float[Tensor, "n index_heads d_i"]
+    weights: Float[Tensor, "n index_heads"]
+    k: Float[Tensor, "n d_i"]
+    topk: int
+    scale_rule: str
+
+    @classmethod
+    def of(
+        cls, indexer: IndexerLayer, latent: Float[Tensor, "n d_q"], x: Float[Tensor, "n hidden"]
+    ) -> "IndexView":
+        """Run an indexer. A row chooses a quarter of the text at most: some are left out."""
+        positions, config = torch.arange(x.shape[0]), indexer.config
+        q, weights = indexer.queries(latent, x, positions)
+        topk = min(config.topk, max(x.shape[0] // 4, 1))
+        return cls(q, weights, indexer.keys(x, positions), topk, config.scale_rule)
 
 
 @dataclass(frozen=True)
@@ -60,6 +91,7 @@ class LayerActivations:
         v: Values.
         latent: The same layer in MLA form; rung 5 takes each, rung 6 the last.
         softmax_scale: Factor on q·k.
+        index: The indexer's view, or None where the model has none.
     """
 
     layer: int
@@ -68,6 +100,7 @@ class LayerActivations:
     v: Float[Tensor, "n h_kv d_v"]
     latent: tuple[LatentView, ...]
     softmax_scale: float
+    index: IndexView | None = None
 
 
 def smollm2_activations(
@@ -77,7 +110,10 @@ def smollm2_activations(
 
     The trunk runs in the model's own dtype; q, k, v and latents are rounded to `dtype`.
     """
-    inputs = model.attention_inputs(token_ids, layers)
+    config = preset("smollm2-packed")
+    indexers = load_indexers(config, dtype=model.dtype) if _is_smollm2(model, config) else {}
+    sources = {layer: index_source(layer, tuple(indexers)) for layer in layers if indexers}
+    inputs = model.attention_inputs(token_ids, tuple({*layers, *sources.values()}))
     result = []
     for layer in layers:
         x = inputs[layer]
@@ -90,9 +126,12 @@ def smollm2_activations(
                 ("packed", model.packed(layer)),
             )
         )
-        result.append(
-            LayerActivations(layer, q.to(dtype), k.to(dtype), v.to(dtype), views, gqa.softmax_scale)
-        )
+        index = None
+        if layer in sources:
+            source = inputs[sources[layer]]
+            index = IndexView.of(indexers[sources[layer]], source, source)
+        qkv = (q.to(dtype), k.to(dtype), v.to(dtype))
+        result.append(LayerActivations(layer, *qkv, views, gqa.softmax_scale, index))
     return result
 
 
@@ -114,6 +153,18 @@ def random_activations(
         with torch.inference_mode():
             view = LatentView.of(model, projections, x, dtype)
             k, v = expand_kv(view.kv_rows, view.w_uk, view.w_uv)
+            index = None
+            if config.indexer is not None:
+                indexer = IndexerLayer.random(config, seed=layer, dtype=wide)
+                index = IndexView.of(indexer, projections.query_latent(x), x)
         q = torch.cat([view.q_nope, view.q_pe], dim=-1)
-        result.append(LayerActivations(layer, q, k, v, (view,), config.softmax_scale))
+        result.append(LayerActivations(layer, q, k, v, (view,), config.softmax_scale, index))
     return result
+
+
+def _is_smollm2(model: SmolLM2, config: MLAConfig) -> bool:
+    """Whether the indexers of this package were trained on a model of these dimensions."""
+    return (model.config.num_layers, model.config.hidden_size) == (
+        config.num_layers,
+        config.hidden_size,
+    )

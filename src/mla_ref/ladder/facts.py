@@ -1,5 +1,7 @@
 """What a table says of a rung beside its errors: bytes cached, and what agreement shows."""
 
+from mla_ref.cache.fp8_rows import ROW_BYTES
+from mla_ref.cache.index_keys import KEY_BYTES
 from mla_ref.ladder.activations import LayerActivations
 from mla_ref.ladder.rung_runs import TILE
 from mla_ref.ladder.rungs import Rung
@@ -7,7 +9,12 @@ from mla_ref.numerics import compute_dtype
 
 
 def kv_bytes(rung: Rung, layer: LayerActivations) -> int:
-    """Bytes cached for one token in one layer: K and V of all KV heads, or one latent row."""
+    """Bytes cached for one token in one layer: K and V of all KV heads, or one latent row.
+
+    From rung 8 on an index key of 132 bytes stands beside the row, in layers with an indexer.
+    """
+    if rung.number >= 7:
+        return ROW_BYTES if rung.number == 7 else ROW_BYTES + KEY_BYTES
     if rung.number >= 5:
         row = layer.latent[-1].kv_rows[0]
         return row.numel() * row.element_size()

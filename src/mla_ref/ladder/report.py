@@ -52,8 +52,8 @@ def to_json(report: RungReport) -> dict[str, object]:
         "inf_mismatches": report.out.inf_mismatches,
         "worst_layer": report.layer,
         "worst_index": list(report.out.worst_index),
-        "lse_max_abs": report.lse.max_abs,
-        "lse_rel_l2": report.lse.rel_l2,
+        "lse_max_abs": report.lse.max_abs if report.lse else None,
+        "lse_rel_l2": report.lse.rel_l2 if report.lse else None,
         "seconds": report.seconds,
         "kv_bytes_per_token_per_layer": report.kv_bytes,
         "shown": report.shown,
@@ -62,8 +62,9 @@ def to_json(report: RungReport) -> dict[str, object]:
 
 def disagreement(report: RungReport) -> str:
     """What to tell a person when a rung does not agree with the one below."""
+    layer, name, check = report.wrong[0]
     return (
         f"rung {report.rung.number} ({report.rung.name}) disagrees with "
-        f"{report.rung.checked_against} in layer {report.layer}: {report.out}; allowed rel L2 "
-        f"{report.limit:.0e} (LSE: {report.lse})"
+        f"{report.rung.checked_against} in layer {layer}, {name}: {check}; allowed rel L2 "
+        f"{report.limit:.0e}"
     )

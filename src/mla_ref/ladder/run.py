@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from mla_ref.cache import pages_needed, write_rows
 from mla_ref.numerics import AttentionResult, Comparison, compare
 
 PAGE_SIZE = 64
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -19,22 +21,28 @@ class Run:
     """One layer on one rung.
 
     Attributes:
-        result: What the rung computed.
-        expected: What the rung below computed.
+        result: What the rung hands on to the next: an attention result, or more.
+        checks: By name, all comparisons that must agree. "out" is the one that a table shows, "lse"
+            stands beside it where there is one; others are of ragged batches and the like.
         seconds: Time of the attention alone.
-        extra: Further comparisons that must agree, such as a ragged batch.
+        note: What agreement shows, where only the run knows.
     """
 
-    result: AttentionResult
-    expected: AttentionResult
+    result: Any
+    checks: dict[str, Comparison]
     seconds: float
-    extra: tuple[Comparison, ...] = ()
+    note: str = ""
 
 
-def timed(attention: Callable[[], AttentionResult]) -> tuple[AttentionResult, float]:
-    """The result of an attention and the seconds it took."""
+def against(actual: AttentionResult, expected: AttentionResult) -> dict[str, Comparison]:
+    """The comparisons of an attention result."""
+    return {"out": compare(actual.out, expected.out), "lse": compare(actual.lse, expected.lse)}
+
+
+def timed(run: Callable[[], Result]) -> tuple[Result, float]:
+    """The result of a call and the seconds it took."""
     start = time.perf_counter()
-    result = attention()
+    result = run()
     return result, time.perf_counter() - start
 
 
@@ -42,13 +50,14 @@ def on_pages(
     run: Callable[..., AttentionResult],
     queries: tuple[Tensor, ...],
     rows: tuple[Tensor, ...],
-    below: AttentionResult,
+    expected: AttentionResult,
+    note: str = "",
 ) -> Run:
     """Run a whole text on pages, timed, and then a ragged batch of its beginnings.
 
-    Pages lie in shuffled order and every slot that is not written holds NaN: if a tail or a foreign
-    page leaked into a result, it would show. The ragged batch is a third of the text of which only
-    the last 4 tokens are new, an empty request, and the first token alone.
+    Pages lie in shuffled order and every slot that is not written holds NaN (in bytes, 0xFF): if a
+    tail or a foreign page leaked into a result, it would show. The ragged batch is a third of the
+    text of which only the last 4 tokens are new, an empty request, and the first token alone.
     """
     n = queries[0].shape[0]
     whole, caches = filled_pages((0,), (n,), rows)
@@ -59,8 +68,9 @@ def on_pages(
     picked = torch.tensor([*range(third - new, third), 0])
     ragged, caches = filled_pages((third - new, 0, 0), (new, 0, 1), rows)
     part = run(*(q[picked] for q in queries), ragged, *caches)
-    extra = (compare(part.out, below.out[picked]), compare(part.lse, below.lse[picked]))
-    return Run(result, below, seconds, extra)
+    wanted = AttentionResult(expected.out[picked], expected.lse[picked])
+    checks = {f"ragged batch, {name}": c for name, c in against(part, wanted).items()}
+    return Run(result, against(result, expected) | checks, seconds, note)
 
 
 def filled_pages(
@@ -77,7 +87,9 @@ def filled_pages(
     everything = Step.build([0] * len(lens), lens, table, PAGE_SIZE)
     caches = []
     for row in rows:
-        cache = row.new_full((len(order), PAGE_SIZE, *row.shape[1:]), torch.nan)
+        # 0xFF is NaN as an E4M3 number, and four and two of them as a float32 and a bfloat16.
+        nothing = 0xFF if row.dtype == torch.uint8 else torch.nan
+        cache = row.new_full((len(order), PAGE_SIZE, *row.shape[1:]), nothing)
         write_rows(cache, row[everything.positions], everything.slot_mapping)
         caches.append(cache)
     return Step.build(computed_lens, query_lens, table, PAGE_SIZE), caches

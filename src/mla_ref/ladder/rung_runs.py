@@ -18,8 +18,10 @@ from mla_ref.attention import (
 )
 from mla_ref.attention.masking import visible_mask
 from mla_ref.batching import Step
+from mla_ref.cache.fp8_rows import LATENT, ROPE
 from mla_ref.ladder.activations import LatentView, LayerActivations
-from mla_ref.ladder.run import Run, on_pages, timed
+from mla_ref.ladder.run import Run, against, on_pages, timed
+from mla_ref.ladder.sparse_runs import decode, extend, fp8_cache, lightning_indexer
 from mla_ref.numerics import AttentionResult, Comparison, compare, oracle_attention
 
 TILE = 64
@@ -44,7 +46,7 @@ def _causal(layer: LayerActivations) -> Run:
     result, seconds = timed(lambda: causal_attention(q, k, v, softmax_scale=scale))
     visible = visible_mask(causal_lens(q.shape[0], k.shape[0]), 0, k.shape[0])
     expected = oracle_attention(q, k, v, visible, softmax_scale=scale)
-    return Run(result, expected, seconds, (hand_worked(),))
+    return Run(result, against(result, expected) | {"by hand": hand_worked()}, seconds)
 
 
 def _vectorised(layer: LayerActivations, below: AttentionResult) -> Run:
@@ -52,7 +54,8 @@ def _vectorised(layer: LayerActivations, below: AttentionResult) -> Run:
     batched, seconds = timed(
         lambda: vectorised_attention(q, k, v, softmax_scale=layer.softmax_scale)
     )
-    return Run(AttentionResult(batched.out[0], batched.lse[0]), below, seconds)
+    result = AttentionResult(batched.out[0], batched.lse[0])
+    return Run(result, against(result, below), seconds)
 
 
 def _online(layer: LayerActivations, below: AttentionResult) -> Run:
@@ -61,12 +64,12 @@ def _online(layer: LayerActivations, below: AttentionResult) -> Run:
             layer.q, layer.k, layer.v, softmax_scale=layer.softmax_scale, block_size=TILE
         )
     )
-    return Run(result, below, seconds)
+    return Run(result, against(result, below), seconds)
 
 
 def _paged(layer: LayerActivations, below: AttentionResult) -> Run:
     def run(q: Tensor, step: Step, *caches: Tensor) -> AttentionResult:
-        return paged_attention(q, *caches, **_batch(step), softmax_scale=layer.softmax_scale)
+        return paged_attention(q, *caches, **step.batch, softmax_scale=layer.softmax_scale)
 
     return on_pages(run, (layer.q,), (layer.k, layer.v), below)
 
@@ -82,8 +85,12 @@ def _expanded(layer: LayerActivations, below: AttentionResult) -> Run:
         for view in layer.latent
     ]
     # Every view must agree; the last is the one that goes on to rung 6.
-    others = tuple(c for r in runs[:-1] for c in (compare(r.result.out, below.out), *r.extra))
-    return replace(runs[-1], extra=(*runs[-1].extra, *others))
+    others = {
+        f"{view.name}, {name}": check
+        for view, run in zip(layer.latent[:-1], runs[:-1], strict=True)
+        for name, check in run.checks.items()
+    }
+    return replace(runs[-1], checks=runs[-1].checks | others)
 
 
 def _absorbed(layer: LayerActivations, below: AttentionResult) -> Run:
@@ -99,7 +106,19 @@ RUNNERS: tuple[Callable[..., Run], ...] = (
     _paged,
     _expanded,
     _absorbed,
+    fp8_cache,
+    lightning_indexer,
+    extend,
+    decode,
 )
+
+
+def rungs_of(layer: LayerActivations) -> int:
+    """How far a layer can climb: rung 7 wants rows of 512 + 64 numbers, rung 8 an indexer."""
+    view = layer.latent[-1]
+    if (view.w_uv.shape[-1], view.q_pe.shape[-1]) != (LATENT, ROPE):
+        return 6
+    return len(RUNNERS) if layer.index is not None else 7
 
 
 def _latent(
@@ -112,16 +131,8 @@ def _latent(
             kv_cache,
             view.w_uk,
             view.w_uv,
-            **_batch(step),
+            **step.batch,
             softmax_scale=layer.softmax_scale,
         )
 
     return run
-
-
-def _batch(step: Step) -> dict[str, Tensor]:
-    return {
-        "query_start_loc": step.query_start_loc,
-        "seq_lens": step.seq_lens,
-        "block_table": step.block_table,
-    }
