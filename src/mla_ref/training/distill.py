@@ -87,7 +87,9 @@ def train_indexers(
     """
     device = model.weights.embedding.device
     full = config.indexer.full_layers if config.indexer else ()
-    indexers = {layer: IndexerLayer.random(config, seed + layer).to(device) for layer in full}
+    indexers = {
+        layer: IndexerLayer.random(config, seed + layer, model.dtype).to(device) for layer in full
+    }
     parameters = [p for layer in indexers.values() for p in layer.requires_grad_().parameters()]
     optimiser = torch.optim.AdamW(
         parameters, lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01
