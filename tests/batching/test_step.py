@@ -92,3 +92,33 @@ def test_one_request_names_bad_input() -> None:
     ]:
         with pytest.raises((TypeError, ValueError), match=name):
             raw(Step.one_request)(*arguments)
+
+
+def test_padding_for_a_graph_has_neutral_values() -> None:
+    """vllm#41841: what a padded row holds must not decide anything."""
+    table = torch.tensor([[7, 2], [5, 0]])
+    step = Step.build(
+        [3, 0], [2, 1], table, 4, prompt_lens=[3, 1], num_reqs_padded=4, num_tokens_padded=6
+    )
+    assert (step.num_reqs, step.num_reqs_padded) == (2, 4)
+    assert (step.num_tokens, step.num_tokens_padded) == (3, 6)
+    assert step.query_start_loc.tolist() == [0, 2, 3, 3, 3]
+    assert step.seq_lens.tolist() == [5, 1, 0, 0]
+    assert step.block_table.tolist() == [[7, 2], [5, 0], [-1, -1], [-1, -1]]
+    assert step.positions.tolist() == [3, 4, 0, 0, 0, 0]
+    assert step.visible_lens.tolist() == [4, 5, 1, 0, 0, 0]
+    assert step.request_of_row.tolist() == [0, 0, 1, -1, -1, -1]
+    assert step.slot_mapping.tolist() == [31, 8, 20, -1, -1, -1]
+    assert step.query_lens == (2, 1, 0, 0) and step.max_query_len == 2
+    # Request 0 has its whole prompt of 3 in the cache, request 1 none of its 1.
+    assert step.is_prefilling.tolist() == [False, True, False, False]
+
+
+def test_prefilling_is_unknown_unless_a_scheduler_says() -> None:
+    assert Step.one_request(0, 3, 4).is_prefilling is None
+
+
+@pytest.mark.parametrize("name", ["num_reqs_padded", "num_tokens_padded"])
+def test_a_graph_that_is_too_small_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be at least the 1 that are real, got 0"):
+        Step.build([0], [1], torch.tensor([[0]]), 4, **{name: 0})
