@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from mla_ref.layers import preset
 from mla_ref.teaching import figures
 
 pytestmark = pytest.mark.thorough
@@ -27,6 +28,27 @@ def all_figures():
         "running_softmax": figures.running_softmax(torch.randn(20), 6),
         "merge_tree": figures.merge_tree(torch.randn(5)),
         "error_by_row": figures.error_by_row({"a": torch.rand(9)}, [4, 5]),
+        "roofline": figures.roofline({"a": 1.0, "b": 300.0}, {"m": (989e12, 4.8e12)}),
+        "token_bytes": figures.token_bytes({"a": {"x": 90}, "b": {"x": 2, "y": 1}}),
+        "block_tables": figures.block_tables(
+            torch.tensor([[5, 2, 7], [0, 6, -1]]), torch.tensor([12, 7]), page_size=4, num_pages=8
+        ),
+        "page_map": figures.page_map(
+            torch.randn(4, 6, 2), torch.tensor([[2, 0], [3, -1]]), torch.tensor([9, 6])
+        ),
+        "rope_layouts": figures.rope_layouts(),
+        "forms_by_rows": figures.forms_by_rows(
+            torch.tensor([1, 10, 100]),
+            {"a": torch.tensor([9.0, 9.0, 9.0]), "b": torch.tensor([1.0, 9.5, 80.0])},
+            {"a": torch.ones(3), "b": torch.ones(3)},
+        ),
+        "mla_flow": figures.mla_flow(preset("v3.2")),
+        "latent_rank": figures.latent_rank(
+            {"a": torch.rand(9)}, [2, 4], {"b": torch.tensor([0.5, 0.25])}
+        ),
+        "byte_maps": figures.byte_maps(),
+        "scale_errors": figures.scale_errors(torch.rand(9, 4) + 1, {"a": torch.rand(9, 4)}),
+        "error_by_position": figures.error_by_position({"a": torch.rand(9)}, torch.arange(1, 10)),
     }
 
 

@@ -5,6 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.teaching.wrong_03 import WRONG_03
+from tests.teaching.wrong_04 import WRONG_04
+from tests.teaching.wrong_05 import REPEATS_05, WRONG_05
+from tests.teaching.wrong_06 import REPEATS_06, WRONG_06
+from tests.teaching.wrong_07 import WRONG_07
+from tests.teaching.wrong_08 import WRONG_08
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -315,6 +321,12 @@ WRONG = [
     ("02-add-tile", finite_maximum, "nothing visible at all", "expected -inf"),
     ("02-add-tile", skips_hidden_tiles, "rows that differ", "NaN"),
     ("02-add-tile", normalises_at_once, "the first tile", "acc"),
+    *WRONG_03,
+    *WRONG_04,
+    *WRONG_05,
+    *WRONG_06,
+    *WRONG_07,
+    *WRONG_08,
 ]
 
 
@@ -330,12 +342,14 @@ def test_a_wrong_answer_fails_at_the_case_meant_for_it(exercise, answer, case, c
 
 
 def test_every_case_is_the_first_to_fail_for_some_answer():
-    """A case that no wrong answer reaches proves nothing. Two repeat others in another way."""
+    """A case that no wrong answer reaches proves nothing. Some repeat others in another way."""
     caught = {(exercise, grade(exercise, answer).failed_case) for exercise, answer, *_ in WRONG}
     cases = {(exercise.id, case.name) for exercise in EXERCISES.values() for case in exercise.cases}
     assert cases - caught == {
         ("01-offset-mask", "attention with the mask equals the loop"),
         ("02-merge", "the order and the grouping do not matter"),
+        *REPEATS_05,
+        *REPEATS_06,
     }
 
 

@@ -4,9 +4,33 @@ from mla_ref.teaching.exercises.exercise import Case, Complaint, Exercise
 from mla_ref.teaching.exercises.lesson_01 import OFFSET_MASK, RAGGED_LENS
 from mla_ref.teaching.exercises.lesson_02 import MERGE
 from mla_ref.teaching.exercises.lesson_02_tiles import ADD_TILE
+from mla_ref.teaching.exercises.lesson_03 import DECODE_FLOOR, TOKEN_BYTES
+from mla_ref.teaching.exercises.lesson_04 import GATHER_BATCH, NEW_SLOTS
+from mla_ref.teaching.exercises.lesson_05 import CONVERT_WEIGHT, TO_HALVES
+from mla_ref.teaching.exercises.lesson_06 import SOFTMAX_SCALE, UP_PROJECT
+from mla_ref.teaching.exercises.lesson_07 import ABSORB_QUERY, ABSORBED_ATTENTION
+from mla_ref.teaching.exercises.lesson_08 import PACK, UNPACK
 
 EXERCISES: dict[str, Exercise] = {
-    exercise.id: exercise for exercise in (OFFSET_MASK, RAGGED_LENS, MERGE, ADD_TILE)
+    exercise.id: exercise
+    for exercise in (
+        OFFSET_MASK,
+        RAGGED_LENS,
+        MERGE,
+        ADD_TILE,
+        TOKEN_BYTES,
+        DECODE_FLOOR,
+        NEW_SLOTS,
+        GATHER_BATCH,
+        TO_HALVES,
+        CONVERT_WEIGHT,
+        UP_PROJECT,
+        SOFTMAX_SCALE,
+        ABSORB_QUERY,
+        ABSORBED_ATTENTION,
+        PACK,
+        UNPACK,
+    )
 }
 
 __all__ = ["EXERCISES", "Case", "Complaint", "Exercise"]

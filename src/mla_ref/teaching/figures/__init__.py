@@ -1,8 +1,34 @@
 """Figures of the lessons. Each takes the reader's own data and returns a matplotlib Figure."""
 
+from mla_ref.teaching.figures.block_tables import block_tables
 from mla_ref.teaching.figures.errors import error_by_row
+from mla_ref.teaching.figures.forms import forms_by_rows
+from mla_ref.teaching.figures.fp8_rows import byte_maps, scale_errors
+from mla_ref.teaching.figures.latent_rank import latent_rank
 from mla_ref.teaching.figures.masks import mask_alignment, masks
 from mla_ref.teaching.figures.merge_tree import merge_tree
+from mla_ref.teaching.figures.mla_flow import mla_flow
 from mla_ref.teaching.figures.online_softmax import running_softmax
+from mla_ref.teaching.figures.page_map import page_map
+from mla_ref.teaching.figures.roofline import roofline
+from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
+from mla_ref.teaching.figures.token_bytes import token_bytes
 
-__all__ = ["error_by_row", "mask_alignment", "masks", "merge_tree", "running_softmax"]
+__all__ = [
+    "block_tables",
+    "byte_maps",
+    "error_by_position",
+    "error_by_row",
+    "forms_by_rows",
+    "latent_rank",
+    "mask_alignment",
+    "masks",
+    "merge_tree",
+    "mla_flow",
+    "page_map",
+    "roofline",
+    "rope_layouts",
+    "running_softmax",
+    "scale_errors",
+    "token_bytes",
+]

@@ -6,14 +6,23 @@ test or a reader's own check can put it in its place and see whether anybody not
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from mla_ref.numerics import AttentionResult
+from mla_ref.teaching.planted.absorbed import latent_attention_scaled_by_its_row
+from mla_ref.teaching.planted.fp8 import (
+    pack_fp8_rows_without_floor,
+    unpack_fp8_rows_by_exponent,
+)
 from mla_ref.teaching.planted.masks import finite_mask_attention, top_left_causal_attention
 from mla_ref.teaching.planted.merging import (
     backward_tiles_without_guard,
     merge_in_base_2,
     merge_without_guard,
 )
+from mla_ref.teaching.planted.paging import neighbouring_pages_attention, whole_page_attention
+from mla_ref.teaching.planted.rope import rope_in_halves, rope_table_in_bfloat16
+from mla_ref.teaching.planted.scale import scale_from_mscale, scale_without_mscale
+from mla_ref.teaching.planted.sizing import bytes_without_index_keys
 
 
 @dataclass(frozen=True)
@@ -30,7 +39,7 @@ class PlantedBug:
 
     id: str
     reports: tuple[str, ...]
-    function: Callable[..., AttentionResult]
+    function: Callable[..., Any]
     instead_of: str
     cure: str
 
@@ -71,14 +80,110 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.attention.online_attention",
         "A row whose running maximum is still -inf subtracts 0 in its place.",
     ),
+    PlantedBug(
+        "B171",
+        ("sgl-project/sglang#11309",),
+        bytes_without_index_keys,
+        "mla_ref.cache.bytes_per_token",
+        "What plans the pool and what allocates it come from one source: rows and index keys.",
+    ),
+    PlantedBug(
+        "B065",
+        (
+            "vllm-project/vllm#936",
+            "Dao-AILab/flash-attention#1745",
+            "Dao-AILab/flash-attention#2374",
+        ),
+        whole_page_attention,
+        "mla_ref.attention.paged_attention",
+        "Rows that no token occupies are not read; a kernel that must read them selects zeros.",
+    ),
+    PlantedBug(
+        "B172",
+        ("tanishqkumar/ssd#23",),
+        neighbouring_pages_attention,
+        "mla_ref.attention.paged_attention",
+        "Every page is looked up in the block table, and tests shuffle their pages.",
+    ),
+    PlantedBug(
+        "B023",
+        (
+            "sgl-project/sglang#13530",
+            "vllm-project/vllm#28968",
+            "huggingface/transformers#46842",
+        ),
+        rope_in_halves,
+        "mla_ref.layers.apply_rope",
+        "The layout is stated with the model, has no default, and is read where pairs are turned.",
+    ),
+    PlantedBug(
+        "B161",
+        (
+            "huggingface/transformers#29285",
+            "sgl-project/sglang-jax#1472",
+            "huggingface/candle#3520",
+        ),
+        rope_table_in_bfloat16,
+        "mla_ref.layers.rope_table",
+        "Positions, frequencies and angles in float64; only the cosine and sine are rounded.",
+    ),
+    PlantedBug(
+        "B079",
+        (
+            "huggingface/transformers#47435",
+            "onnxruntime/mobius#548",
+            "huggingface/optimum-intel#1877",
+        ),
+        scale_without_mscale,
+        "mla_ref.layers.default_softmax_scale",
+        "The scale is computed where the model is described and passed all the way down.",
+    ),
+    PlantedBug(
+        "B079",
+        ("NVIDIA/Megatron-LM#1429",),
+        scale_from_mscale,
+        "mla_ref.layers.default_softmax_scale",
+        "The factor on the scale comes from mscale_all_dim; a test has both settings differ.",
+    ),
+    PlantedBug(
+        "B079",
+        ("ollama/ollama#13893",),
+        latent_attention_scaled_by_its_row,
+        "mla_ref.attention.latent_attention",
+        "The scale comes from the head before absorption, and is always passed.",
+    ),
+    PlantedBug(
+        "B049",
+        ("vllm-project/vllm#49435", "deepseek-ai/FlashMLA#184"),
+        unpack_fp8_rows_by_exponent,
+        "mla_ref.cache.unpack_fp8_rows",
+        "The reader takes the stored scale as it is; a writer for others rounds it up to 2^n.",
+    ),
+    PlantedBug(
+        "B048",
+        ("huggingface/kernels-community#681", "InternLM/lmdeploy#3652"),
+        pack_fp8_rows_without_floor,
+        "mla_ref.cache.pack_fp8_rows",
+        "A scale is at least the smallest normal float32, so that 0 / scale is 0.",
+    ),
 )
 
 __all__ = [
     "PLANTED",
     "PlantedBug",
     "backward_tiles_without_guard",
+    "bytes_without_index_keys",
     "finite_mask_attention",
+    "latent_attention_scaled_by_its_row",
     "merge_in_base_2",
     "merge_without_guard",
+    "neighbouring_pages_attention",
+    "pack_fp8_rows_without_floor",
+    "rope_in_halves",
+    "rope_table_in_bfloat16",
+    "scale_from_mscale",
+    "scale_without_mscale",
     "top_left_causal_attention",
+    "unpack_fp8_rows_by_exponent",
+    "whole_page_attention",
 ]
