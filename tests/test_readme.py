@@ -2,9 +2,13 @@
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from mla_ref.cli.app import VERBS
 from mla_ref.ladder import RUNGS
+from mla_ref.testing import Mismatch, find_case
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -14,11 +18,26 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example_runs_and_the_two_forms_agree() -> None:
-    (example,) = blocks("python")
+    example, _, _ = blocks("python")
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     found = names["compare"](names["absorbed"].out, names["expanded"].out)
     assert found.agrees(rel_l2=1e-5), found
+
+
+def test_the_kernel_to_check_passes_and_says_what_is_wrong_without_its_guard() -> None:
+    _, kernel, _ = blocks("python")
+    assert len(kernel.splitlines()) <= 20
+    names: dict[str, Any] = {}
+    exec(compile(kernel, "README.md", "exec"), names)
+    for name in ("plain", "none-strewn", "row-empty-sink", "counts-nan-behind", "poison-nan"):
+        find_case(f"decode/{name}").check(names["adapter"])
+    guard = "    kv = torch.where(valid[..., None], kv, 0)\n"
+    assert guard in kernel
+    exec(compile(kernel.replace(guard, ""), "README.md", "exec"), names)
+    with pytest.raises(Mismatch) as caught:
+        find_case("decode/poison-nan").check(names["adapter"])
+    assert f"FAILED: {caught.value}" in "\n".join(blocks("text"))
 
 
 def test_every_command_shown_is_a_verb() -> None:

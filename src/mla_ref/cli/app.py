@@ -13,7 +13,7 @@ from mla_ref.cli.example import Example
 
 # One line a verb: a module of this folder with a function of the same name, PANEL and EXAMPLES.
 # A verb's module imports torch and all that is heavy inside its function, so that help is instant.
-VERBS = ("ladder", "generate", "bench", "doctor")
+VERBS = ("ladder", "generate", "check", "plan", "bench", "doctor")
 
 # The panels of the help, by user; a verb's PANEL is one of them.
 PANELS = ("Learn", "Check your kernel", "Serve", "This machine")
