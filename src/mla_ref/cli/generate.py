@@ -26,7 +26,7 @@ EXAMPLES = (
     ),
     Example(
         'generate "def add(a, b):" --tokens 8 --sparse --topk 64',
-        "Sparse: each row attends to the 64 keys that a trained indexer chooses, from an FP8 cache",
+        "Sparse: 64 keys a row, chosen by an indexer, from an FP8 cache",
         needs_model=True,
     ),
     Example(
