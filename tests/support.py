@@ -83,6 +83,11 @@ class NothingReadBack(TorchDispatchMode):
 
     reading = ("_local_scalar_dense", "nonzero", "_unique", "masked_select", "equal.default")
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No, says torch's own hook: a yes imports torch._dynamo at the first operator, for 2 s."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

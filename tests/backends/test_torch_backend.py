@@ -347,18 +347,19 @@ def test_a_spec_names_what_cannot_be(name: str, wrong: object) -> None:
 
 GRID = list(
     product(
-        (1, 9, 24),  # heads
+        (1, 24),  # heads
         ((512, 64), (512, 0), (16, 8)),
         (1, 384),  # topk
-        (1, 32),  # page size
+        (32,),  # page size
         ("bf16", "fp8"),
         (torch.float64, torch.bfloat16, torch.int32, torch.uint8),
     )
 )
 
 
+@pytest.mark.usefixtures("plain_calls")
 def test_B021_supports_agrees_with_what_runs() -> None:
-    """Every spec of a grid either runs on both routes or is refused with the reason, at the plan."""
+    """Every spec of a grid runs on both routes, or the plan is refused with the reason."""
     backend, refused, ran = TorchBackend(), 0, 0
     for heads, (d_c, d_r), topk, page_size, cache_format, q_dtype in GRID:
         spec = AttnSpec(heads, d_c, d_r, topk, page_size, cache_format, q_dtype)
@@ -372,13 +373,14 @@ def test_B021_supports_agrees_with_what_runs() -> None:
                 assert found.agrees(rel_l2=TOLERANCE[q_dtype]), (spec, found)
             ran += 1
         else:
-            assert str(d_c) in reason and str(d_r) in reason or str(q_dtype) in reason
+            dims = str(d_c) in reason and str(d_r) in reason
+            assert dims or str(q_dtype) in reason
             with pytest.raises(ValueError, match="does not serve") as caught:
                 plan_for(spec, 2)
             assert reason in str(caught.value)
             refused += 1
     # 2 dtypes of 4; of the fp8 specs 1 pair of dimensions of 3.
-    assert (ran, refused) == (12 * (3 * 2 + 1 * 2), 12 * (24 - 8))
+    assert (ran, refused) == (4 * (3 * 2 + 1 * 2), 4 * (24 - 8))
 
 
 def test_plans_and_functions_are_the_same_maths() -> None:

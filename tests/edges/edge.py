@@ -20,11 +20,13 @@ class Edge:
     """A public function, arguments that it takes, and its right result for any good arguments.
 
     `right` may raise: then the arguments were not good, and returning at all is the error.
+    `computes` is the dtype of the computation where it is not that of the arguments.
     """
 
     call: Callable[..., Any]
     arguments: Callable[[Draw], Arguments]
     right: Callable[[Arguments], Any]
+    computes: torch.dtype | None = None
 
 
 def floats(draw: Draw, *shape: int, dtype: torch.dtype | None = None) -> Tensor:

@@ -22,6 +22,7 @@ from tests.edges.attention_edges import ATTENTION
 from tests.edges.cache_edges import CACHE
 from tests.edges.edge import FLOATS, Arguments, Draw, Edge
 from tests.edges.number_edges import NUMBERS
+from tests.edges.sparse_edges import SPARSE
 from tests.support import bits
 
 from mla_ref import numerics
@@ -30,7 +31,8 @@ from mla_ref.numerics import AttentionResult
 # As a user calls, without the shape checks that only the tests install.
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("plain_calls")]
 
-EDGES = ATTENTION | NUMBERS | CACHE
+DENSE = ATTENTION | NUMBERS | CACHE
+EDGES = DENSE | SPARSE
 
 NOT_A_TENSOR = st.sampled_from([None, "q", 3, 0.5, [1.0], (), math.nan])
 SCALARS = st.sampled_from(
@@ -92,9 +94,10 @@ def spoiled(draw: Draw, value: Any) -> Any:
     return draw(SCALARS)
 
 
-def tolerance(arguments: Arguments) -> float:
-    """By the narrowest float among the arguments and what they hold."""
+def tolerance(edge: Edge, arguments: Arguments) -> float:
+    """By the narrowest float among the arguments, what they hold, and what is computed in."""
     dtypes = [x.dtype for x in flat(arguments.values()) if x.is_floating_point()]
+    dtypes += [edge.computes] if edge.computes else []
     eps = max([torch.finfo(d).eps for d in dtypes], default=2**-52)
     return 8 * eps
 
@@ -130,7 +133,7 @@ def check(edge: Edge, arguments: Arguments) -> tuple[Tensor, ...]:
             actual, expected = torch.view_as_real(actual), torch.view_as_real(expected)
         comparison = numerics.compare(actual, expected)
         largest = max(1.0, float(torch.where(expected.isfinite(), expected, 0).double().norm()))
-        assert comparison.agrees(max_abs=tolerance(arguments) * largest), comparison
+        assert comparison.agrees(max_abs=tolerance(edge, arguments) * largest), comparison
     return results
 
 
@@ -145,16 +148,47 @@ def test_good_arguments_give_the_right_result(name: str, data: st.DataObject) ->
     assert not any(x.isnan().any() for x in results), "NaN from finite input"
 
 
-@pytest.mark.parametrize("name", EDGES)
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_bad_arguments_are_named_or_harmless(name: str, data: st.DataObject) -> None:
-    edge = EDGES[name]
-    arguments = edge.arguments(data.draw)
-    for _ in range(data.draw(st.integers(1, 2))):
-        target = data.draw(st.sampled_from(sorted(arguments)))
-        arguments[target] = spoiled(data.draw, arguments[target])
+def spoiled_call(edge: Edge, draw: Draw) -> bool:
+    """Hold the promise for one call with one or two arguments spoiled; whether it was refused."""
+    arguments = edge.arguments(draw)
+    for _ in range(draw(st.integers(1, 2))):
+        target = draw(st.sampled_from(sorted(arguments)))
+        arguments[target] = spoiled(draw, arguments[target])
     # A tensor without memory stands for one on another device: there must be two devices.
     devices = {x.device.type for x in flat(arguments.values()) if x.is_floating_point()}
     assume(devices != {"meta"})
-    check(edge, arguments)
+    return not check(edge, arguments)
+
+
+@pytest.mark.parametrize("name", DENSE)
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_bad_arguments_are_named_or_harmless(name: str, data: st.DataObject) -> None:
+    spoiled_call(DENSE[name], data.draw)
+
+
+# A spoiler that spoils nothing finds nothing: at least so many of the calls must be refused, over
+# the whole stack. One argument is harder to spoil than many, so more is drawn for it.
+REFUSED = 5000
+DRAWN = {1: 600, 2: 360}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_bad_arguments_of_the_sparse_stack_are_named_or_harmless(name: str) -> None:
+    edge, refused, sizes = SPARSE[name], 0, []
+
+    @settings(max_examples=1)
+    @given(data=st.data())
+    def count_arguments(data: st.DataObject) -> None:
+        sizes.append(len(edge.arguments(data.draw)))
+
+    count_arguments()
+
+    @settings(max_examples=DRAWN.get(sizes[0], 250), suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def draw_many(data: st.DataObject) -> None:
+        nonlocal refused
+        refused += spoiled_call(edge, data.draw)
+
+    draw_many()
+    assert refused * len(SPARSE) >= REFUSED, f"{refused} refused"

@@ -1,4 +1,4 @@
-"""Selection over a ragged batch: against a plain loop, on pages whose unwritten slots are poison."""
+"""Selection over a ragged batch: against a plain loop, on pages with poison in unwritten slots."""
 
 from dataclasses import dataclass, replace
 
@@ -78,7 +78,7 @@ def problem(
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
 ) -> Problem:
-    """Pages in a random order. A slot that no token has is NaN, or bytes 0xFF, which are NaN too."""
+    """Pages in a random order. A slot that no token has is NaN, or bytes 0xFF, which are NaN."""
     generator = torch.Generator().manual_seed(seed)
     width = 128 if dtype == torch.uint8 else 12
     plain = torch.float32 if dtype == torch.uint8 else dtype

@@ -79,8 +79,7 @@ def by_hand(moe: MoEConfig, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         chosen = chosen_by_hand(moe, scores.tolist(), bias)
         total = sum(float(scores[i]) for i in chosen) if moe.norm_topk_prob else 1.0
         routed = sum(
-            float(scores[i]) / total * gated_by_hand(weights, f"experts.{i}", token)
-            for i in chosen
+            float(scores[i]) / total * gated_by_hand(weights, f"experts.{i}", token) for i in chosen
         )
         shared = gated_by_hand(weights, "shared_experts", token)
         out.append(shared + moe.routed_scaling_factor * routed)
@@ -154,14 +153,15 @@ def test_the_router_computes_in_float32() -> None:
     """Two experts whose scores differ by less than bfloat16 can tell."""
     moe = config(n_group=1, topk_group=1, num_experts_per_tok=1)
     weights = state(dtype=torch.bfloat16)
-    weights["gate.weight"] = torch.zeros(EXPERTS, HIDDEN, dtype=torch.bfloat16)
-    weights["gate.weight"][:, 0] = 1.0
-    weights["gate.weight"][6, 1] = 1.0
-    weights["gate.e_score_correction_bias"] = torch.zeros(EXPERTS, dtype=torch.bfloat16)
+    weights["gate.e_score_correction_bias"].zero_()
     x = torch.zeros(1, HIDDEN, dtype=torch.bfloat16)
     x[0, 0], x[0, 1] = 1.0, 2**-12
-    _, chosen = MixtureOfExperts.from_state_dict(moe, weights, "").route(x)
-    assert chosen.tolist() == [[6]]
+    for best in range(EXPERTS):
+        weights["gate.weight"].zero_()
+        weights["gate.weight"][:, 0] = 1.0
+        weights["gate.weight"][best, 1] = 1.0
+        _, chosen = MixtureOfExperts.from_state_dict(moe, weights, "").route(x)
+        assert chosen.tolist() == [[best]]
 
 
 def test_no_tokens() -> None:

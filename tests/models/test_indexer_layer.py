@@ -135,7 +135,7 @@ def test_yarn_reaches_the_indexer() -> None:
     config = small_config()
     stretched = dataclasses.replace(config, rope=dataclasses.replace(config.rope, yarn=yarn))
     plain, turned = (IndexerLayer.random(c, 3, torch.float64) for c in (config, stretched))
-    latent, x, positions = inputs()
+    _, x, positions = inputs()
     difference = compare(plain.keys(x, positions), turned.keys(x, positions)).rel_l2
     assert difference > 0.05
 
@@ -198,7 +198,7 @@ def test_B028_the_hadamard_matrix_on_both_sides_changes_no_score() -> None:
 
 def test_B146_the_hadamard_matrix_spreads_what_is_large() -> None:
     """One number of 400 among 16: FP8 keys and queries would be scaled for it alone."""
-    latent, x, positions = inputs(dtype=torch.float32)
+    _, x, positions = inputs(dtype=torch.float32)
     for hadamard, spread in ((False, False), (True, True)):
         layer = IndexerLayer.random(small_config(hadamard=hadamard), 9)
         layer.k_norm.bias[D_I - 1] = 400.0

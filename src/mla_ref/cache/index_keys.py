@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 
-from mla_ref.cache.pages import require_page_size, write_rows
+from mla_ref.cache.pages import pages_needed, require_page_size, write_rows
 from mla_ref.checks import (
     describe,
     require_choice,
@@ -162,16 +162,22 @@ def read_index_keys(
             f"block_table_row has {block_table_row.shape[0]} pages of {page_size}, too few for "
             f"first {first} + count {count}"
         )
-    positions = torch.arange(first, first + count, device=cache.device)
-    pages, offsets = block_table_row.long()[positions // page_size], positions % page_size
+    # Whole pages and then a cut: a page is one copy, where a gather by token is 64.
+    start, skipped = divmod(first, page_size)
+    used = pages_needed(skipped + count, page_size) if count else 0
+    pages = block_table_row[start : start + used].long()
     wrong = pages[(pages < 0) | (pages >= cache.shape[0])]
     if wrong.numel():
         raise ValueError(
             f"block_table_row names page {int(wrong[0])}, but the cache has pages 0 to "
             f"{cache.shape[0] - 1}"
         )
+
+    def cut(plane: Tensor) -> Tensor:
+        return plane[pages].flatten(0, 1)[skipped : skipped + count]
+
     if cache.is_floating_point():
-        return cache[pages, offsets]
+        return cut(cache)
     key_plane, scale_plane = index_planes(cache)
-    scale = scale_plane[pages, offsets].view(torch.float32)
-    return from_e4m3(key_plane[pages, offsets]) * read_scale(scale, scale_reader)
+    scale = cut(scale_plane).view(torch.float32)
+    return from_e4m3(cut(key_plane)) * read_scale(scale, scale_reader)

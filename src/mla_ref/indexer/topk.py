@@ -105,6 +105,9 @@ def _best(
     scores: Float[Tensor, "rows n"], positions: Int[Tensor, "rows n"], k: int
 ) -> tuple[Float[Tensor, "rows k"], Int[Tensor, "rows k"]]:
     """The k best of each row, padded with -inf and -1 where there are fewer."""
+    if 0 < k < scores.shape[1]:
+        columns = _columns_of_best(scores, k)
+        scores, positions = scores.gather(1, columns), positions.gather(1, columns)
     order = torch.sort(scores, dim=1, descending=True, stable=True)
     best = order.values[:, :k]
     where = positions.gather(1, order.indices[:, :k]).masked_fill(best == -torch.inf, -1)
@@ -113,3 +116,19 @@ def _best(
         best = torch.nn.functional.pad(best, (0, short), value=-torch.inf)
         where = torch.nn.functional.pad(where, (0, short), value=-1)
     return best, where
+
+
+def _columns_of_best(scores: Float[Tensor, "rows n"], k: int) -> Int[Tensor, "rows k"]:
+    """Columns of the k best scores of each row, from left to right; k < n.
+
+    A stable sort of all n scores gives them too, and spends its time on those that lose. Of
+    `torch.topk` only the k-th best score is taken: which of equal ones it lists is not defined.
+    """
+    last = torch.topk(scores, k, dim=1).values[:, -1:]
+    better, tied = scores > last, scores == last
+    room = k - better.sum(dim=1, keepdim=True)
+    chosen = better | (tied & (tied.cumsum(dim=1) <= room))  # k in each row
+    # The i-th chosen column goes to place i, all others to a place behind the last, to be cut off.
+    place = torch.where(chosen, chosen.cumsum(dim=1) - 1, k)
+    columns = torch.arange(scores.shape[1], device=scores.device).expand_as(place)
+    return place.new_zeros(scores.shape[0], k + 1).scatter_(1, place, columns)[:, :k]

@@ -4,9 +4,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mla_ref.checks import require_choice, require_float, require_tensor
+from mla_ref.checks import (
+    describe,
+    require_choice,
+    require_float,
+    require_same_device,
+    require_tensor,
+)
 from mla_ref.layers.quantised_linear import QuantisedLinear
 from mla_ref.numerics.mxfp8 import (
+    MXFP8_GROUP,
     MXFP8_SCALE_RULES,
     MXFP8Tensor,
     dequantise_mxfp8,
@@ -60,6 +67,13 @@ class OnlineMXFP8Linear(QuantisedLinear):
             scale_rule: Of weight and activations, see `mxfp8_scale`.
         """
         require_float("weight", weight, "out in")
+        if weight.shape[1] % MXFP8_GROUP:
+            raise ValueError(
+                f"weight must have a multiple of {MXFP8_GROUP} numbers a row, got "
+                f"{describe(weight)}"
+            )
+        if isinstance(bias, Tensor):
+            require_same_device({"weight": weight, "bias": bias})
         quantised = quantise_mxfp8(weight.detach(), scale_rule=scale_rule)
         return cls(quantised, bias, scale_rule=scale_rule)
 

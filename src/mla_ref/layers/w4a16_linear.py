@@ -6,9 +6,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from mla_ref.checks import require_choice, require_float, require_tensor
+from mla_ref.checks import (
+    describe,
+    require_choice,
+    require_float,
+    require_same_device,
+    require_tensor,
+)
 from mla_ref.layers.quantised_linear import QuantisedLinear, require_dtype
 from mla_ref.numerics.nvfp4 import (
+    NVFP4_GROUP,
     NVFP4Tensor,
     dequantise_nvfp4,
     quantise_nvfp4,
@@ -61,6 +68,13 @@ class W4A16Linear(QuantisedLinear):
             global_scale: See `quantise_nvfp4`.
         """
         require_float("weight", weight, "out in")
+        if weight.shape[1] % NVFP4_GROUP:
+            raise ValueError(
+                f"weight must have a multiple of {NVFP4_GROUP} numbers a row, got "
+                f"{describe(weight)}"
+            )
+        if isinstance(bias, Tensor):
+            require_same_device({"weight": weight, "bias": bias})
         return cls(quantise_nvfp4(weight.detach(), global_scale=global_scale), bias)
 
     @classmethod

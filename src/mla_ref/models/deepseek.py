@@ -152,6 +152,13 @@ class DeepSeekModel:
         """
         require_integer("token_ids", token_ids, "num_tokens")
         require_size("token_ids", token_ids, 0, step.positions.shape[0], "the tokens of the step")
+        vocab = self.embedding.shape[0]
+        if token_ids.numel() and (token_ids.min() < 0 or token_ids.max() >= vocab):
+            raise ValueError(f"token_ids must lie in 0 .. {vocab - 1}, got {token_ids.tolist()}")
+        if len(caches) != len(self.layers):
+            raise ValueError(
+                f"caches must be one a layer, {len(self.layers)}, got {len(caches)} of them"
+            )
         x, eps = self.embedding[token_ids], self.config.rms_norm_eps
         chosen: dict[int, Tensor] = {}
         for number, layer in enumerate(self.layers):

@@ -126,7 +126,7 @@ class MixtureOfExperts:
         The bias and the groups decide who is chosen; the weights are the sigmoid scores without
         the bias. A group counts by the sum of its two best.
         """
-        config, wide = self.config, x.dtype
+        config, wide = self.config, compute_dtype(x)
         scores = torch.sigmoid(linear(x.to(wide), self.router.to(wide)))
         choice = (scores + self.bias.to(wide)).unflatten(-1, (config.n_group, -1))
         best_two = choice.topk(min(2, choice.shape[-1]), dim=-1).values.sum(dim=-1)

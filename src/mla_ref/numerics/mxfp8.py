@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from mla_ref.checks import require_choice
+from mla_ref.checks import describe, require_choice
 from mla_ref.numerics.block_scaled import require_block_scaled, require_wide, split_groups
 from mla_ref.numerics.float8 import from_e4m3, to_e4m3
 
@@ -71,6 +71,8 @@ def mxfp8_scale(amax: Float[Tensor, "*groups"], rule: str = "ceil") -> UInt8[Ten
                 saturates: its error is up to 1/8 of itself.
     """
     require_choice("rule", rule, MXFP8_SCALE_RULES)
+    if not isinstance(amax, Tensor) or not amax.is_floating_point():
+        raise TypeError(f"amax must be a floating-point tensor, got {describe(amax)}")
     amax = amax.to(torch.float32)
     # From the exponent, since log2 rounds numbers just above a power of two down to it:
     # amax = mantissa * 2^exponent with the mantissa in [0.5, 1), and 448 = 0.875 * 2^9.
@@ -93,6 +95,7 @@ def quantise_mxfp8(x: Float[Tensor, "*rows n"], *, scale_rule: str = "ceil") -> 
             holds NaN or infinity becomes NaN (E4M3 has no infinity), the others do not change.
         scale_rule: See `mxfp8_scale`.
     """
+    require_choice("scale_rule", scale_rule, MXFP8_SCALE_RULES)
     groups = split_groups(x, MXFP8_GROUP)
     scales = mxfp8_scale(groups.abs().amax(dim=-1), scale_rule)
     # Times the reciprocal: exact, and 2^127 is a normal number where 2^-127 is a subnormal one that
