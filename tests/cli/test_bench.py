@@ -98,6 +98,7 @@ def test_a_wrong_rung_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatc
         (("kernels",), ValueError, "WHAT must be one of context"),
         (("--lengths", "64,x"), ValueError, "--lengths"),
         (("--lengths", ""), ValueError, "--lengths"),
+        (("--peer-length", "64"), ValueError, "--peer-length is for sparse"),
         (("--threads", "0"), ValueError, "--threads must be at least 1"),
         (("--lengths", "64,0"), ValueError, "lengths must be at least 1"),
         (("--plot", "context.gif"), ValueError, "--plot"),
@@ -115,4 +116,4 @@ def test_bad_input_is_refused_before_anything_is_measured(
 
 
 def test_the_table_of_what_can_be_measured() -> None:
-    assert list(BENCHES) == ["context"]
+    assert list(BENCHES) == ["context", "sparse"]
