@@ -6,6 +6,7 @@ from mla_ref.layers.indexer_config import IndexerConfig
 from mla_ref.layers.mxfp8_linear import OnlineMXFP8Linear
 from mla_ref.layers.norm import layer_norm, rms_norm
 from mla_ref.layers.presets import PRESETS, preset
+from mla_ref.layers.projection import Projection
 from mla_ref.layers.quantised_linear import QuantisedLinear
 from mla_ref.layers.rope import (
     RopeConfig,
@@ -22,6 +23,7 @@ __all__ = [
     "IndexerConfig",
     "MLAConfig",
     "OnlineMXFP8Linear",
+    "Projection",
     "QuantisedLinear",
     "RopeConfig",
     "W4A16Linear",

@@ -19,7 +19,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from mla_ref.checks import describe, require_float, require_integer, require_size
-from mla_ref.layers import IndexerConfig, MLAConfig, RopeConfig, apply_rope, layer_norm, rope_table
+from mla_ref.layers import (
+    IndexerConfig,
+    MLAConfig,
+    Projection,
+    RopeConfig,
+    apply_rope,
+    layer_norm,
+    rope_table,
+)
 from mla_ref.models.state_dict import module_tensors
 from mla_ref.numerics import hadamard
 
@@ -60,8 +68,8 @@ class IndexerLayer(nn.Module):
         wide = torch.promote_types(dtype, torch.float32)
         heads, d_i = config.num_heads, config.head_dim
 
-        def linear(d_in: int, d_out: int, dtype: torch.dtype) -> nn.Linear:
-            return nn.Linear(d_in, d_out, bias=False, dtype=dtype, device=device)
+        def linear(d_in: int, d_out: int, dtype: torch.dtype) -> Projection:
+            return Projection(d_in, d_out, bias=False, dtype=dtype, device=device)
 
         self.wq_b = linear(query_width, heads * d_i, dtype)
         self.wk = linear(hidden_size, d_i, dtype)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from mla_ref.batching import Step
 from mla_ref.checks import describe, require_float, require_integer, require_size
-from mla_ref.layers import MLAConfig, apply_rope, rms_norm, rope_table
+from mla_ref.layers import MLAConfig, Projection, apply_rope, rms_norm, rope_table
 from mla_ref.models.projections import attend_latent
 from mla_ref.models.state_dict import module_tensors
 
@@ -59,8 +59,8 @@ class MLALayer(nn.Module):
         self.config = config
         heads, d_q = config.num_heads, config.q_lora_rank
 
-        def linear(d_in: int, d_out: int) -> nn.Linear:
-            return nn.Linear(d_in, d_out, bias=False, dtype=dtype, device=device)
+        def linear(d_in: int, d_out: int) -> Projection:
+            return Projection(d_in, d_out, bias=False, dtype=dtype, device=device)
 
         if d_q is None:
             self.q_proj = linear(config.hidden_size, heads * config.qk_head_dim)
