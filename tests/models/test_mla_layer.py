@@ -302,8 +302,18 @@ def test_quantised_weights_are_refused():
     ],
 )
 def test_bad_rows_are_named(method, x, positions, error, message):
+    # Without compression the query latent is x itself, and as wide.
+    config = dataclasses.replace(small_config(), q_lora_rank=None)
+    if method == "queries":
+        message = message.replace("x must", "latent must")
     with pytest.raises(error, match=message):
-        getattr(MLALayer.random(small_config(), 12), method)(x, positions)
+        getattr(MLALayer.random(config, 12), method)(x, positions)
+
+
+@pytest.mark.usefixtures("plain_calls")
+def test_bad_rows_of_the_query_latent_are_named():
+    with pytest.raises(ValueError, match="x must have size 20"):
+        MLALayer.random(small_config(), 12).query_latent(torch.zeros(3, 19))
 
 
 def test_the_layer_runs_where_the_protocol_is_asked_for():
