@@ -1,12 +1,13 @@
 """The climb passes on right rungs and names the rung that is wrong."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
 from mla_ref.attention import expand_kv
-from mla_ref.ladder import rung_runs, sparse_runs
+from mla_ref.ladder import rung_runs, serving_runs, sparse_runs
 from mla_ref.ladder.activations import IndexView, LatentView, LayerActivations
 from mla_ref.ladder.climb import climb
 from mla_ref.ladder.report import disagreement, to_json
@@ -65,9 +66,9 @@ def test_all_rungs_agree(n, dtype):
 
 @pytest.mark.parametrize("n", [1, 3, 70])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_ten_rungs_agree(n, dtype):
+def test_twelve_rungs_agree(n, dtype):
     reports = list(climb([served_activations(n, dtype)]))
-    assert [r.rung.number for r in reports] == list(range(1, 11))
+    assert [r.rung.number for r in reports] == [*range(1, 12), 13]
     assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
 
 
@@ -119,18 +120,41 @@ def test_a_wrong_rung_is_named(monkeypatch, number, fault):
     assert all(r.ok for r in reports[: number - 1])
 
 
-SPARSE_FUNCTIONS = {7: "fp8_latent_attention", 9: "sparse_extend", 10: "sparse_decode"}
+SPARSE_FUNCTIONS = {
+    7: (sparse_runs, "fp8_latent_attention"),
+    9: (sparse_runs, "sparse_extend"),
+    10: (sparse_runs, "sparse_decode"),
+    11: (serving_runs, "attend_along"),
+    13: (serving_runs, "simulate_ranks"),
+}
 
 
 @pytest.mark.parametrize("fault", [_flipped, _lse_in_base_two], ids=["sign", "LSE base"])
 @pytest.mark.parametrize("number", SPARSE_FUNCTIONS)
 def test_a_wrong_sparse_rung_is_named(monkeypatch, number, fault):
-    name = SPARSE_FUNCTIONS[number]
-    monkeypatch.setattr(sparse_runs, name, fault(getattr(sparse_runs, name)))
-    reports = list(climb([served_activations()]))
-    assert not reports[number - 1].ok
-    assert f"rung {number} " in disagreement(reports[number - 1])
-    assert all(r.ok for r in reports[: number - 1])
+    module, name = SPARSE_FUNCTIONS[number]
+    monkeypatch.setattr(module, name, fault(getattr(module, name)))
+    reports = {r.rung.number: r for r in climb([served_activations()])}
+    assert not reports[number].ok
+    assert f"rung {number} " in disagreement(reports[number])
+    assert all(r.ok for below, r in reports.items() if below < number)
+
+
+def test_decode_that_hides_earlier_candidates_is_caught(monkeypatch):
+    """What decode was believed to do to a verifier's rows, and why extend was taken."""
+    right = serving_runs.attend_along
+
+    def believed(route, plans, q, cache, slots, **kwargs):
+        hidden = slots.clone()
+        newest = slots[3] == slots[0].max() + 1
+        hidden[3] = slots[3].masked_fill(newest, -1)
+        return right(route, plans, q, cache, hidden, **kwargs)
+
+    layer = served_activations(n=8)
+    layer = replace(layer, index=replace(layer.index, topk=8))
+    assert all(r.ok for r in climb([layer]))
+    monkeypatch.setattr(serving_runs, "attend_along", believed)
+    assert [r.rung.number for r in climb([layer]) if not r.ok] == [11]
 
 
 def _chooses_the_worst(function):

@@ -61,8 +61,8 @@ def climb(layers: Sequence[LayerActivations]) -> Iterator[RungReport]:
         raise ValueError("layers must hold at least one layer's activations, got none")
     limit = LIMITS[layers[0].q.dtype]
     below: list[Any] = []
-    height = min(map(rungs_of, layers))
-    for rung, run in zip(RUNGS[:height], RUNNERS[:height], strict=True):
+    for number in min(map(rungs_of, layers), key=len):
+        rung, run = RUNGS[number - 1], RUNNERS[number]
         runs = [run(layer, *below[index : index + 1]) for index, layer in enumerate(layers)]
         yield _report(rung, layers, runs, limit)
         below = [r.result for r in runs]

@@ -6,7 +6,8 @@ from rich.text import Text
 
 from mla_ref.ladder.climb import RungReport
 
-HEADINGS = ("max abs", "rel L2", "seconds", "KV bytes", "")
+HEADINGS = ("max abs", "rel L2", "seconds", "KV bytes")
+WIDTHS = (9, 8, 8, 9)
 LEGEND = "KV bytes: cached for one token in one layer. seconds: the attention alone, all layers."
 
 
@@ -27,15 +28,19 @@ def table(reports: Sequence[RungReport], title: str) -> Text:
     middle = max(len("checked against"), *(len(against) for _, against, _ in rows))
     text = Text(f"{title}\n\n", style="")
     text.append(f"{'rung':<{left}}  {'checked against':<{middle}}", style="bold")
-    text.append("".join(f"{name:>9}" for name in HEADINGS).rstrip() + "\n", style="bold")
+    text.append(_columns(HEADINGS) + "\n", style="bold")
     for report, (name, against, figures) in zip(reports, rows, strict=True):
         text.append(f"{name:<{left}}  {against:<{middle}}")
-        text.append("".join(f"{figure:>9}" for figure in figures))
+        text.append(_columns(figures))
         text.append(
             "   ok\n" if report.ok else "   NO\n", style="green" if report.ok else "bold red"
         )
         text.append(f"    {report.shown}\n", style="dim")
     return text.append(f"\n{LEGEND}\n", style="dim")
+
+
+def _columns(words: Sequence[str]) -> str:
+    return "".join(f"{word:>{width}}" for word, width in zip(words, WIDTHS, strict=True))
 
 
 def to_json(report: RungReport) -> dict[str, object]:

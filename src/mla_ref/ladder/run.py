@@ -74,7 +74,10 @@ def on_pages(
 
 
 def filled_pages(
-    computed_lens: Sequence[int], query_lens: Sequence[int], rows: tuple[Tensor, ...]
+    computed_lens: Sequence[int],
+    query_lens: Sequence[int],
+    rows: tuple[Tensor, ...],
+    prompt_lens: Sequence[int] | None = None,
 ) -> tuple[Step, list[Tensor]]:
     """A step, and caches that hold the first rows of the text for each of its requests."""
     lens = [c + q for c, q in zip(computed_lens, query_lens, strict=True)]
@@ -92,4 +95,5 @@ def filled_pages(
         cache = row.new_full((len(order), PAGE_SIZE, *row.shape[1:]), nothing)
         write_rows(cache, row[everything.positions], everything.slot_mapping)
         caches.append(cache)
-    return Step.build(computed_lens, query_lens, table, PAGE_SIZE), caches
+    step = Step.build(computed_lens, query_lens, table, PAGE_SIZE, prompt_lens=prompt_lens)
+    return step, caches

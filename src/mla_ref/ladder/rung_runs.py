@@ -1,8 +1,9 @@
 """How a layer's activations run on each rung; a new rung adds its function here."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from mla_ref.batching import Step
 from mla_ref.cache.fp8_rows import LATENT, ROPE
 from mla_ref.ladder.activations import LatentView, LayerActivations
 from mla_ref.ladder.run import Run, against, on_pages, timed
+from mla_ref.ladder.serving_runs import ranks, verifier
 from mla_ref.ladder.sparse_runs import decode, extend, fp8_cache, lightning_indexer
 from mla_ref.numerics import AttentionResult, Comparison, compare, oracle_attention
 
@@ -99,26 +101,31 @@ def _absorbed(layer: LayerActivations, below: AttentionResult) -> Run:
     return on_pages(run, (view.q_nope, view.q_pe), (view.kv_rows,), below)
 
 
-RUNNERS: tuple[Callable[..., Run], ...] = (
-    _causal,
-    _vectorised,
-    _online,
-    _paged,
-    _expanded,
-    _absorbed,
-    fp8_cache,
-    lightning_indexer,
-    extend,
-    decode,
+RUNNERS: Mapping[int, Callable[..., Run]] = MappingProxyType(
+    {
+        1: _causal,
+        2: _vectorised,
+        3: _online,
+        4: _paged,
+        5: _expanded,
+        6: _absorbed,
+        7: fp8_cache,
+        8: lightning_indexer,
+        9: extend,
+        10: decode,
+        11: verifier,
+        13: ranks,
+    }
 )
 
 
-def rungs_of(layer: LayerActivations) -> int:
-    """How far a layer can climb: rung 7 wants rows of 512 + 64 numbers, rung 8 an indexer."""
+def rungs_of(layer: LayerActivations) -> tuple[int, ...]:
+    """What a layer can climb: rung 7 wants rows of 512 + 64 numbers, from rung 8 on an indexer."""
     view = layer.latent[-1]
+    highest = max(RUNNERS) if layer.index is not None else 7
     if (view.w_uv.shape[-1], view.q_pe.shape[-1]) != (LATENT, ROPE):
-        return 6
-    return len(RUNNERS) if layer.index is not None else 7
+        highest = 6
+    return tuple(number for number in RUNNERS if number <= highest)
 
 
 def _latent(

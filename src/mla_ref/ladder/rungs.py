@@ -128,8 +128,9 @@ RUNGS: tuple[Rung, ...] = (
         11,
         "verifier batch",
         "1 + n rows a request, own causal length per row, routed by metadata",
-        "one-token steps of rung 10",
-        "src/mla_ref/batching",
+        "rung 10 row by row",
+        "src/mla_ref/batching/verifier.py",
+        "tests/batching/test_verifier.py",
     ),
     Rung(
         12,
@@ -142,8 +143,9 @@ RUNGS: tuple[Rung, ...] = (
         13,
         "context parallel",
         "each rank holds a share of the KV, partials merged by LSE",
-        "rungs 10 and 11 on one rank",
-        "src/mla_ref/parallel",
+        "rung 10, one rank",
+        "src/mla_ref/parallel/attend.py",
+        "tests/parallel/test_simulate.py",
     ),
     Rung(
         14,

@@ -40,7 +40,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class SparseResult:
-    """What rung 9 hands on.
+    """What rungs 9 and 10 hand on.
 
     Attributes:
         result: Its attention.
@@ -67,9 +67,9 @@ def fp8_cache(layer: LayerActivations, below: AttentionResult) -> Run:
     )
 
     def run(q_nope: Tensor, q_pe: Tensor, step: Step, cache: Tensor) -> AttentionResult:
-        q = _absorbed(view, q_nope, q_pe)
+        q = absorbed_query(view, q_nope, q_pe)
         latent = fp8_latent_attention(q, cache, **step.batch, softmax_scale=layer.softmax_scale)
-        return _projected(view, latent, q_nope.dtype)
+        return projected(view, latent, q_nope.dtype)
 
     error = compare(expected.out, below.out).rel_l2
     note = f"656 bytes a row; against rows that are not rounded the output is off by {error:.1e}"
@@ -89,7 +89,7 @@ def rounded_rows(kv_rows: Float[Tensor, "n 576"]) -> Float[Tensor, "n 576"]:
 
 def lightning_indexer(layer: LayerActivations, below: AttentionResult) -> Run:
     """Rung 8: scores from FP8 queries and keys against float64, and the lists they give."""
-    index = _index_of(layer)
+    index = index_of(layer)
     n = index.q.shape[0]
     step, _ = filled_pages((0,), (n,), ())
     cache = new_index_cache(int(step.block_table.max()) + 1, PAGE_SIZE).fill_(0xFF)
@@ -126,7 +126,7 @@ def extend(layer: LayerActivations, below: Selection) -> Run:
     view = layer.latent[-1]
     n = view.kv_rows.shape[0]
     rows = rounded_rows(view.kv_rows)[:, None]
-    q = _absorbed(view, view.q_nope, view.q_pe)
+    q = absorbed_query(view, view.q_nope, view.q_pe)
     visible = mask_of(below.positions, n)
     masked = oracle_attention(
         q, rows, rows[..., :LATENT], visible, softmax_scale=layer.softmax_scale
@@ -164,7 +164,8 @@ def decode(layer: LayerActivations, below: SparseResult) -> Run:
         for name, check in in_pieces(splits).checks.items()
     }
     note = "each list in 4 pieces that are merged by their LSE (1 and 7 as well)"
-    return Run(run.result, run.checks | others, run.seconds, note)
+    result = SparseResult(run.result, below.positions)
+    return Run(result, run.checks | others, run.seconds, note)
 
 
 def mask_of(positions: Int[Tensor, "n topk"], n: int) -> Bool[Tensor, "n n"]:
@@ -185,25 +186,27 @@ def _sparse(
         # Every request is a beginning of the text, so a token's list is that of its position.
         lists = positions[step.positions]
         slots = positions_to_slots(lists, step.request_of_row, step.block_table, step.page_size)
-        q = _absorbed(view, q_nope, q_pe)
+        q = absorbed_query(view, q_nope, q_pe)
         latent = attention(q, cache, slots, softmax_scale=layer.softmax_scale, **kwargs)
-        return _projected(view, latent, q_nope.dtype)
+        return projected(view, latent, q_nope.dtype)
 
     return run
 
 
-def _absorbed(view: LatentView, q_nope: Tensor, q_pe: Tensor) -> Float[Tensor, "n h 576"]:
+def absorbed_query(view: LatentView, q_nope: Tensor, q_pe: Tensor) -> Float[Tensor, "n h 576"]:
     """Absorbed in float32 at least, as rung 6 does: bfloat16 would round the query once more."""
     wide = torch.promote_types(q_nope.dtype, torch.float32)
     return absorb_query(q_nope.to(wide), q_pe.to(wide), view.w_uk.to(wide))
 
 
-def _projected(view: LatentView, latent: AttentionResult, dtype: torch.dtype) -> AttentionResult:
+def projected(view: LatentView, latent: AttentionResult, dtype: torch.dtype) -> AttentionResult:
+    """Back from latent space to the heads' outputs."""
     out = project_values(latent.out, view.w_uv.to(latent.out.dtype))
     return AttentionResult(out.to(dtype), latent.lse)
 
 
-def _index_of(layer: LayerActivations) -> IndexView:
+def index_of(layer: LayerActivations) -> IndexView:
+    """The layer's index activations; a ValueError without."""
     if layer.index is None:
         raise ValueError(f"layer {layer.layer} has no index activations; rung 8 needs them")
     return layer.index
