@@ -136,7 +136,10 @@ def test_B080_inner_norms_take_the_eps_of_the_config():
     # Small inputs, as a trained model may have them: there eps is not lost beside the mean square.
     x, positions = 0.1 * torch.randn(5, 20), torch.arange(5)
     for actual, expected in (
-        (large.queries(large.query_latent(x), positions)[0], small.queries(small.query_latent(x), positions)[0]),
+        (
+            large.queries(large.query_latent(x), positions)[0],
+            small.queries(small.query_latent(x), positions)[0],
+        ),
         (large.kv_rows(x, positions)[:, :14], small.kv_rows(x, positions)[:, :14]),
     ):
         assert compare(actual, expected).rel_l2 > 0.1

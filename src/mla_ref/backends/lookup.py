@@ -18,7 +18,19 @@ from mla_ref.backends.protocol import Backend
 from mla_ref.checks import describe
 
 GROUP = "mla_ref.backends"
-BUILT_IN = MappingProxyType({"torch": "mla_ref.backends.torch_backend:TorchBackend"})
+_SERVED = "mla_ref.backends.served.backend"
+# "emulated-": the arithmetic of a served kernel in torch, not the kernel.
+BUILT_IN = MappingProxyType(
+    {
+        "torch": "mla_ref.backends.torch_backend:TorchBackend",
+        "emulated-b12x": f"{_SERVED}:EMULATED_B12X",
+        "emulated-flashinfer-sm120": f"{_SERVED}:EMULATED_FLASHINFER_SM120",
+        "emulated-flashmla-sm90": f"{_SERVED}:EMULATED_FLASHMLA_SM90",
+        "emulated-flashmla-sm100": f"{_SERVED}:EMULATED_FLASHMLA_SM100",
+        "emulated-vllm-triton-sparse": f"{_SERVED}:EMULATED_VLLM_TRITON_SPARSE",
+        "emulated-fa3-sparse": f"{_SERVED}:EMULATED_FA3_SPARSE",
+    }
+)
 
 
 def backend_names() -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def ladder(
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("running the model", total=None)
         activations, title = _activations(model, text, tokens, layers, dtype, gguf)
-        height = min(map(rungs_of, activations))
+        height = min(len(rungs_of(layer)) for layer in activations)
         progress.update(task, total=height, completed=0, description=f"rung 1 of {height}")
         for report in climb(activations):
             reports.append(report)

@@ -76,8 +76,9 @@ def blank_empty_rows(
 def apply_sink(result: AttentionResult, sink: Float[Tensor, " h"]) -> Float[Tensor, "*rows h d"]:
     """Scale an output as if one more key of score `sink` and value 0 had been seen.
 
-    The factor is 1 / (1 + exp(sink - lse)), taken as a sigmoid so that a sink of 1e5 gives 0 and
-    not inf / inf (flashinfer#5119). Apply it once, after the last merge of splits and ranks; the
+    The factor is 1 / (1 + exp(sink - lse)): a sink of 1e5 makes the exponential infinite and the
+    factor 0, never inf / inf (flashinfer#5119). Not torch.sigmoid: on a CPU it rounds a number by
+    its place in the tensor, so a row's bits would depend on its neighbours. Apply it once, after the last merge of splits and ranks; the
     LSE stays without the sink.
 
     Args:
@@ -92,7 +93,8 @@ def apply_sink(result: AttentionResult, sink: Float[Tensor, " h"]) -> Float[Tens
     # Nothing seen and no sink: -inf minus -inf. The output is 0 already and stays 0.
     difference = torch.where(sink == -torch.inf, torch.inf, result.lse - sink)
     # A bfloat16 output meets the float32 factor, so that it is rounded once and not twice.
-    return (result.out * torch.sigmoid(difference)[..., None]).to(result.out.dtype)
+    factor = 1 / (1 + torch.exp(-difference))
+    return (result.out * factor[..., None]).to(result.out.dtype)
 
 
 def _require_result(result: object, dims: str | None = None) -> None:

@@ -146,7 +146,7 @@ def attend_on_rank(
 
     Returns:
         `out` in q's dtype and `lse`. All heads are bit for bit the same on all ranks; own heads are
-        a part of them, bit for bit where there is no sink.
+        a part of them, bit for bit.
     """
     require_group(group, rank=rank, world=world, interleave=interleave)
     require_choice("heads", heads, HEADS)
