@@ -146,7 +146,9 @@ def key_at(kept: Tensor, table: Tensor, position: int) -> Tensor:
         return kept[page, offset].double()
     data = kept[page, offset * 128 : offset * 128 + 128].tolist()
     at = size * 128 + 4 * offset
-    scale = float(kept[page, at : at + 4].view(torch.float32))
+    scale = float(
+        kept[page, at : at + 4].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    )
     signs = [-1.0 if byte > 127 else 1.0 for byte in data]
     numbers = [TABLE[byte & 127] * sign for byte, sign in zip(data, signs, strict=True)]
     return torch.stack(numbers) * scale

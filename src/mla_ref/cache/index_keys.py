@@ -179,5 +179,5 @@ def read_index_keys(
     if cache.is_floating_point():
         return cut(cache)
     key_plane, scale_plane = index_planes(cache)
-    scale = cut(scale_plane).view(torch.float32)
+    scale = cut(scale_plane).contiguous().view(torch.float32)
     return from_e4m3(cut(key_plane)) * read_scale(scale, scale_reader)
