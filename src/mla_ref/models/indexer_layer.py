@@ -69,7 +69,7 @@ class IndexerLayer(nn.Module):
         heads, d_i = config.num_heads, config.head_dim
 
         def linear(d_in: int, d_out: int, dtype: torch.dtype) -> Projection:
-            return Projection(d_in, d_out, bias=False, dtype=dtype, device=device)
+            return Projection(d_in, d_out, dtype=dtype, device=device)
 
         self.wq_b = linear(query_width, heads * d_i, dtype)
         self.wk = linear(hidden_size, d_i, dtype)

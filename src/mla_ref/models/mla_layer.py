@@ -60,7 +60,7 @@ class MLALayer(nn.Module):
         heads, d_q = config.num_heads, config.q_lora_rank
 
         def linear(d_in: int, d_out: int) -> Projection:
-            return Projection(d_in, d_out, bias=False, dtype=dtype, device=device)
+            return Projection(d_in, d_out, dtype=dtype, device=device)
 
         if d_q is None:
             self.q_proj = linear(config.hidden_size, heads * config.qk_head_dim)

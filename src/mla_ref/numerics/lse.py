@@ -78,8 +78,9 @@ def apply_sink(result: AttentionResult, sink: Float[Tensor, " h"]) -> Float[Tens
 
     The factor is 1 / (1 + exp(sink - lse)): a sink of 1e5 makes the exponential infinite and the
     factor 0, never inf / inf (flashinfer#5119). Not torch.sigmoid: on a CPU it rounds a number by
-    its place in the tensor, so a row's bits would depend on its neighbours. Apply it once, after the last merge of splits and ranks; the
-    LSE stays without the sink.
+    its place in the tensor, so a row's bits would depend on its neighbours.
+
+    Apply it once, after the last merge of splits and ranks; the LSE stays without the sink.
 
     Args:
         result: The merged `out` [rows, h, d] and `lse` [rows, h].
