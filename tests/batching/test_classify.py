@@ -95,7 +95,7 @@ def test_the_host_is_not_read_through_the_device() -> None:
         ({"is_prefilling": [0, 1]}, "is_prefilling"),
         ({"is_prefilling": [False]}, "is_prefilling"),
         ({"is_prefilling": np.zeros(2)}, "is_prefilling"),
-        ({"is_prefilling": object()}, "is_prefilling"),
+        ({"is_prefilling": 1.5}, "is_prefilling"),
         ({"is_prefilling": "no"}, "is_prefilling"),
         ({"query_lens": [4, -4]}, "query_lens"),
         ({"query_lens": 4}, "query_lens"),

@@ -243,6 +243,32 @@ ALWAYS = {
         r"token  0: .*: True\ntoken  1: .*: False\ntoken 63: .*: False",
         r"131,072 tokens: 5\.24 GB",
     ),
+    "09_lightning_indexer": (
+        r"v3\.2: 16,384 operations against 278,528, 17 to 1; 132 bytes against 656, 5 to 1",
+        r"all rows: 5\.24 GB .*\nindex keys and 2,048 rows: 1\.14 GB",
+        r"index cache: \[2, 8448\] bytes, 132 a token\nrow 2: \[\d, \d, \d, -1, -1, -1\]",
+        r"float64 lists share 9[5-9]\.\d%",
+        r"61 of 61 layers, .*\n +1\.06 GB .*\nglm-5\.2: 21 of 78 layers, .*\n +0\.36 GB",
+        r"index_scores: \[1\.0, 0\.6\]\n.*without_relu: \[-4\.0, 0\.6\]\n.* in 49 of 50 rows",
+        r"an outlier channel\n.* error 3\.[3-6]\d%, .* 0\.9[34]\d\n.* error 0\.3\d%, .* 0\.99",
+        r"the same in all vectors\n.* recall 0\.9[67]\d\n +both .* recall 0\.7",
+        r"two keys, k = 3  \[1, 0, -1\] unchecked: \[1, 0, [23]\]",
+        r"all NaN +\[-1, -1, -1\] unchecked: \[\d, \d, \d\]",
+        r"a mask: 36\.5 GFLOP .* 86\.0 MB\nwith a gather: 0\.6 GFLOP .* 1\.3 MB",
+    ),
+    "10_sparse_mla": (
+        r"the list of token 2: \[\d, \d, \d, -1, -1, -1, -1, -1\]",
+        r" 256 +5\.0 +1\.3 +0\.26\n +1024 +20\.1 +1\.3 +1\.05\n +4096 +80\.2 +1\.3 +4\.19",
+        r"\[0, 1\] +out 2\.00, .*\n\[0, 1, 1\] +out 2\.40, .*\n\[1, -1, 0\] +out 2\.00",
+        r"\[-1, -1\] +out 0\.00, lse -inf",
+        r"rung 7: .* rel L2 \d\.\d\de-0[78].*\nlists of 32 .* rel L2 \d\.\d\de-0[78]",
+        r" 1 splits of 32 .* 0e\+00\n(.* splits of 32 .* \de-0[78]\n){3}",
+        r" 1 rows: 24 splits, .*\n 4 rows:  6 splits, .*\n16 rows:  2 .*\n64 rows:  1 splits",
+        r"nan: NaN in  0 .*\(sparse_extend\)\nunused slots nan: NaN in 31 rows",
+        r"token 20: off by \d\.\d\d\ntoken 30: .*\ntoken 31: off by 0\.00",
+        r" 1 splits: outputs 1\.00 .*\n 2 .* 0\.[789].*\n 4 .* 0\.[5-8].*\n16 splits: .* 0\.[3-6]",
+        r"\[997, 998, 999, 1000\]",
+    ),
 }
 WITH_MODEL = {
     "01_causal_attention": (
@@ -278,6 +304,21 @@ WITH_MODEL = {
         r"unpack_fp8_rows:\n +'Monday, Tuesday, Wednesday, and Thursday",
         r"by_exponent:\n +'Monday, Tuesday, Wednesday, Wednesday, Wednesday",
     ),
+    "09_lightning_indexer": (
+        r"real activations: SmolLM2-135M, layers \(6, 7, 8, 9\)",
+        r"the best 24 of up to 128 keys hold 93%",
+        r"ideal .* 0\.93\nindexer  recall 0\.8[3-7], .* 0\.92\nwindow   recall 0\.6\d, .* 0\.40",
+        r"layer 9 takes the list of layer 6: weight 0\.9[123]",
+        r"this layer: 5% of the products are below 0, share of the weight 0\.92",
+        r"as trained .* 0\.92\nother pairs in both .* 0\.90\nother pairs in queries .* 0\.8",
+        r"queries only  .* weight 0\.[45]",
+    ),
+    "10_sparse_mla": (
+        r"real activations: SmolLM2-135M, layer 6",
+        r"missing weight of row 100, head 4: 0\.03\d",
+        r"token  0: off by 0\.1\d",
+        r" 2 splits: outputs 0\.94 .*\n 4 splits: outputs 0\.87 .*\n16 splits: outputs 0\.67",
+    ),
 }
 FIGURES = {
     "01_causal_attention": 2,
@@ -288,6 +329,8 @@ FIGURES = {
     "06_mla_expanded": 2,
     "07_mla_absorbed": 1,
     "08_fp8_cache": 2,
+    "09_lightning_indexer": 2,
+    "10_sparse_mla": 2,
 }
 
 

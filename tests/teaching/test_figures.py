@@ -46,6 +46,28 @@ def all_figures():
         "latent_rank": figures.latent_rank(
             {"a": torch.rand(9)}, [2, 4], {"b": torch.tensor([0.5, 0.25])}
         ),
+        "score_maps": figures.score_maps(
+            torch.rand(9, 9), torch.rand(9, 9), torch.rand(2, 9, 9) > 0.5
+        ),
+        "selection_quality": figures.selection_quality(
+            [
+                {"text": "t", "choice": c, "topk": k, "recall": 0.5 + k / 99, "mass": k / 99}
+                for c in ("ideal", "indexer", "window", "random")
+                for k in (8, 16)
+            ],
+            "t",
+            {"step": [0, 1], "loss": [2.0, 0.05]},
+        ),
+        "sparse_cliff": figures.sparse_cliff(
+            {16: torch.rand(99), 32: torch.rand(99), 64: torch.rand(99)},
+            [
+                {"text": "t", "choice": c, "topk": k, "perplexity": 30.0 + 700 / k}
+                for c in ("ideal", "indexer", "window", "random")
+                for k in (8, 16)
+            ],
+            "t",
+        ),
+        "list_splits": figures.list_splits(torch.tensor([7, 3, -1, 12, -1]), [1, 2, 5]),
         "byte_maps": figures.byte_maps(),
         "scale_errors": figures.scale_errors(torch.rand(9, 4) + 1, {"a": torch.rand(9, 4)}),
         "error_by_position": figures.error_by_position({"a": torch.rand(9)}, torch.arange(1, 10)),

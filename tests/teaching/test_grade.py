@@ -11,6 +11,8 @@ from tests.teaching.wrong_05 import REPEATS_05, WRONG_05
 from tests.teaching.wrong_06 import REPEATS_06, WRONG_06
 from tests.teaching.wrong_07 import WRONG_07
 from tests.teaching.wrong_08 import WRONG_08
+from tests.teaching.wrong_09 import WRONG_09
+from tests.teaching.wrong_10 import WRONG_10
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -327,6 +329,8 @@ WRONG = [
     *WRONG_06,
     *WRONG_07,
     *WRONG_08,
+    *WRONG_09,
+    *WRONG_10,
 ]
 
 

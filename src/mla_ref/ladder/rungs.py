@@ -99,6 +99,7 @@ RUNGS: tuple[Rung, ...] = (
         "rung 6, same rows",
         f"{_ATTENTION}/fp8_latent.py",
         f"{_TESTS}/test_fp8_latent.py",
+        "lessons/08_fp8_cache.ipynb",
     ),
     Rung(
         8,
@@ -107,6 +108,7 @@ RUNGS: tuple[Rung, ...] = (
         "float64 scores",
         "src/mla_ref/indexer/select.py",
         "tests/indexer/test_select.py",
+        "lessons/09_lightning_indexer.ipynb",
     ),
     Rung(
         9,
@@ -115,6 +117,7 @@ RUNGS: tuple[Rung, ...] = (
         "rung 7 with a mask",
         f"{_ATTENTION}/sparse_extend.py",
         f"{_TESTS}/test_sparse.py",
+        "lessons/10_sparse_mla.ipynb",
     ),
     Rung(
         10,
@@ -123,6 +126,7 @@ RUNGS: tuple[Rung, ...] = (
         "rung 9",
         f"{_ATTENTION}/sparse_decode.py",
         f"{_TESTS}/test_sparse.py",
+        "lessons/10_sparse_mla.ipynb",
     ),
     Rung(
         11,

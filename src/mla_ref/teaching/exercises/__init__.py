@@ -10,6 +10,8 @@ from mla_ref.teaching.exercises.lesson_05 import CONVERT_WEIGHT, TO_HALVES
 from mla_ref.teaching.exercises.lesson_06 import SOFTMAX_SCALE, UP_PROJECT
 from mla_ref.teaching.exercises.lesson_07 import ABSORB_QUERY, ABSORBED_ATTENTION
 from mla_ref.teaching.exercises.lesson_08 import PACK, UNPACK
+from mla_ref.teaching.exercises.lesson_09 import INDEX_SCORES, TOPK
+from mla_ref.teaching.exercises.lesson_10 import SPARSE
 
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
@@ -30,6 +32,9 @@ EXERCISES: dict[str, Exercise] = {
         ABSORBED_ATTENTION,
         PACK,
         UNPACK,
+        INDEX_SCORES,
+        TOPK,
+        SPARSE,
     )
 }
 

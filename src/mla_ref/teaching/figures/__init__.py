@@ -12,6 +12,8 @@ from mla_ref.teaching.figures.online_softmax import running_softmax
 from mla_ref.teaching.figures.page_map import page_map
 from mla_ref.teaching.figures.roofline import roofline
 from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
+from mla_ref.teaching.figures.score_maps import score_maps, selection_quality
+from mla_ref.teaching.figures.sparse import list_splits, sparse_cliff
 from mla_ref.teaching.figures.token_bytes import token_bytes
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "error_by_row",
     "forms_by_rows",
     "latent_rank",
+    "list_splits",
     "mask_alignment",
     "masks",
     "merge_tree",
@@ -30,5 +33,8 @@ __all__ = [
     "rope_layouts",
     "running_softmax",
     "scale_errors",
+    "score_maps",
+    "selection_quality",
+    "sparse_cliff",
     "token_bytes",
 ]

@@ -13,6 +13,10 @@ from mla_ref.teaching.planted.fp8 import (
     pack_fp8_rows_without_floor,
     unpack_fp8_rows_by_exponent,
 )
+from mla_ref.teaching.planted.indexing import (
+    index_scores_without_relu,
+    select_topk_unchecked,
+)
 from mla_ref.teaching.planted.masks import finite_mask_attention, top_left_causal_attention
 from mla_ref.teaching.planted.merging import (
     backward_tiles_without_guard,
@@ -23,6 +27,10 @@ from mla_ref.teaching.planted.paging import neighbouring_pages_attention, whole_
 from mla_ref.teaching.planted.rope import rope_in_halves, rope_table_in_bfloat16
 from mla_ref.teaching.planted.scale import scale_from_mscale, scale_without_mscale
 from mla_ref.teaching.planted.sizing import bytes_without_index_keys
+from mla_ref.teaching.planted.sparse import (
+    sparse_decode_with_a_sink_a_split,
+    sparse_extend_reading_before_the_cache,
+)
 
 
 @dataclass(frozen=True)
@@ -166,6 +174,34 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.cache.pack_fp8_rows",
         "A scale is at least the smallest normal float32, so that 0 / scale is 0.",
     ),
+    PlantedBug(
+        "B026",
+        ("huggingface/transformers#44360",),
+        index_scores_without_relu,
+        "mla_ref.indexer.index_scores",
+        "Each head's product goes through the ReLU before the weighted sum.",
+    ),
+    PlantedBug(
+        "B034",
+        ("vllm-project/vllm#50201", "radixark/miles#1122", "sgl-project/sglang#30645"),
+        select_topk_unchecked,
+        "mla_ref.indexer.select_topk",
+        "NaN and hidden keys are -inf, what is -inf becomes -1, and the sort is stable.",
+    ),
+    PlantedBug(
+        "B065",
+        ("radixark/miles#2079",),
+        sparse_extend_reading_before_the_cache,
+        "mla_ref.attention.sparse_extend",
+        "What an invalid entry fetched is replaced by zeros before anything is multiplied.",
+    ),
+    PlantedBug(
+        "B075",
+        ("flashinfer-ai/flashinfer#5119",),
+        sparse_decode_with_a_sink_a_split,
+        "mla_ref.attention.sparse_decode",
+        "The LSE of a part is without the sink, which is applied once, after the last merge.",
+    ),
 )
 
 __all__ = [
@@ -174,6 +210,7 @@ __all__ = [
     "backward_tiles_without_guard",
     "bytes_without_index_keys",
     "finite_mask_attention",
+    "index_scores_without_relu",
     "latent_attention_scaled_by_its_row",
     "merge_in_base_2",
     "merge_without_guard",
@@ -183,6 +220,9 @@ __all__ = [
     "rope_table_in_bfloat16",
     "scale_from_mscale",
     "scale_without_mscale",
+    "select_topk_unchecked",
+    "sparse_decode_with_a_sink_a_split",
+    "sparse_extend_reading_before_the_cache",
     "top_left_causal_attention",
     "unpack_fp8_rows_by_exponent",
     "whole_page_attention",
