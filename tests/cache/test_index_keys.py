@@ -172,3 +172,11 @@ def test_bad_input_of_the_readers_is_named() -> None:
     ):
         with pytest.raises((TypeError, ValueError), match=name):
             raw(quantise_index_keys)(*args)
+
+
+@pytest.mark.parametrize("page_size", [1, 53, 64])
+def test_B061_the_cache_is_132_bytes_a_token_to_the_byte(page_size: int) -> None:
+    """vllm#55222: a workspace that was counted in one unit and allocated in another."""
+    cache = new_index_cache(7, page_size)
+    assert cache.dtype == torch.uint8
+    assert cache.nbytes == 7 * page_size * 132 == 7 * page_size_of(cache) * 132

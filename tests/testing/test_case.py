@@ -13,6 +13,7 @@ from tests.testing.faults import topk as select
 
 from mla_ref.backends import CACHE_FORMATS, TorchBackend
 from mla_ref.cache import unpack_fp8_rows
+from mla_ref.indexer import select_topk
 from mla_ref.numerics.float8 import SCALE_RULES, read_scale
 from mla_ref.testing import (
     KINDS,
@@ -330,3 +331,22 @@ def test_what_is_under_test_is_found() -> None:
 def test_input_that_does_not_fit_is_named(make, words: str, plain_calls: None) -> None:
     with pytest.raises((ValueError, TypeError, ImportError), match=words):
         make()
+
+
+def test_B037_a_list_that_repeats_a_key_is_refused() -> None:
+    """TensorRT-LLM#17550: by its sorted scores alone [0, 0] looks like [0, 1] where both tie."""
+
+    def repeats_the_first(scores, visible_lens, k):
+        right = select_topk(scores, visible_lens, k)
+        if k > 1:
+            right[:, 1] = torch.where(right[:, 1] >= 0, right[:, 0], right[:, 1])
+        return right
+
+    failed = 0
+    for case in cases("topk"):
+        case.check(select_topk)
+        try:
+            case.check(repeats_the_first)
+        except Mismatch:
+            failed += 1
+    assert failed >= len(cases("topk")) // 2
