@@ -85,9 +85,11 @@ def unpack_fp8_rows(
             f"rows must have {ROW_BYTES} bytes in the last dimension, got {describe(rows)}"
         )
     scales = read_scale(rows[..., _SCALES].contiguous().view(torch.float32), scale_reader)
-    latent = from_e4m3(rows[..., :LATENT].contiguous()).unflatten(-1, (GROUPS, GROUP))
-    k_pe = rows[..., _ROPE].contiguous().view(torch.bfloat16).to(torch.float32)
-    return torch.cat([(latent * scales[..., None]).flatten(-2), k_pe], dim=-1)
+    numbers = rows.new_empty(*rows.shape[:-1], LATENT + ROPE, dtype=torch.float32)
+    latent = from_e4m3(rows[..., :LATENT]).unflatten(-1, (GROUPS, GROUP))
+    numbers[..., :LATENT] = latent.mul_(scales[..., None]).flatten(-2)
+    numbers[..., LATENT:] = rows[..., _ROPE].contiguous().view(torch.bfloat16)
+    return numbers
 
 
 def write_fp8_rows(
