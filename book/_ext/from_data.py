@@ -113,6 +113,32 @@ def table(rows: list[list]) -> str:
     return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
 
 
+def reasons(env) -> str:
+    """Every reason code of a route, with an example and the change that would make it decode."""
+    from mla_ref.batching import REASONS, TRUTH_TABLE, ScratchRows, route
+
+    rows = [["code", "what it means", "an example", "what to do there"], ["---"] * 4]
+    for code, meaning in REASONS.items():
+        kind, mode = next(
+            (kind, mode)
+            for kind in TRUTH_TABLE
+            for mode, (_, reason) in kind.routes.items()
+            if reason == code
+        )
+        taken = route(kind.facts, ScratchRows(kind.limits, mode))
+        flags = kind.flags or (False,) * len(kind.query_lens)
+        pairs = zip(kind.query_lens, flags, strict=True)
+        lens = ", ".join(f"{q}p" if prefilling else str(q) for q, prefilling in pairs)
+        if len(set(kind.query_lens)) == 1 and len(kind.query_lens) > 4:
+            lens = f"{len(kind.query_lens)} times {kind.query_lens[0]}"
+        example = f"{kind.name}: {lens}; n = {kind.num_speculative_tokens}, mode {mode}"
+        advice = "nothing" if taken.kind == "decode" else "no single change helps"
+        if taken.remedy:
+            advice = taken.remedy.text
+        rows.append([f"`{code}`<br>{taken.kind}", meaning, example, advice])
+    return table(rows)
+
+
 def command_line(env) -> str:
     """The help of `mla-ref` and of each of its verbs, as a terminal shows it."""
     from mla_ref.cli.app import VERBS
@@ -147,7 +173,15 @@ def reference(env) -> str:
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (readme, ladder_table, bug_museum, preset_table, command_line, reference)
+    for function in (
+        readme,
+        ladder_table,
+        bug_museum,
+        preset_table,
+        reasons,
+        command_line,
+        reference,
+    )
 }
 
 

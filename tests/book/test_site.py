@@ -144,6 +144,14 @@ def test_ladder_and_museum_show_all_of_their_data(site: Path) -> None:
     assert [bug.id for bug in BUGS if bug.id not in museum] == []
 
 
+def test_the_page_on_verifier_batches_shows_every_reason(site: Path) -> None:
+    from mla_ref.batching import REASONS
+
+    page = read(site / "verifier.html").text
+    assert [code for code, text in REASONS.items() if code not in page or text not in page] == []
+    assert "Set the mode to auto." in page
+
+
 def test_every_public_module_is_in_the_reference(site: Path) -> None:
     files = [path.relative_to(ROOT / "src") for path in (ROOT / "src" / "mla_ref").rglob("*.py")]
     names = [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in files]

@@ -269,6 +269,24 @@ ALWAYS = {
         r" 1 splits: outputs 1\.00 .*\n 2 .* 0\.[789].*\n 4 .* 0\.[5-8].*\n16 splits: .* 0\.[3-6]",
         r"\[997, 998, 999, 1000\]",
     ),
+    "11_verifier_batch": (
+        r"largest difference: (0e\+00|\de-0[678])\n",
+        r"one row:   748 MB of weights, .* 754 MB\n.* 187 MB of weights, 5\.4 MB .* 192 MB",
+        r"visible_lens: \[7, 8, 9, 10, 10, 11, 12, 5, 0\]",
+        r"extend: 4 blocks, 5\.5 MB moved\ndecode: 128 blocks, 9\.7 MB moved",
+        r"requests: 8 .*\nlengths:  \[7, 8, 9, 10, 10, 11, 12, 5, 0\]",
+        r"\nverifier +4,4,4 +3  decode  extend  decode  verifier\n",
+        r"\nshort chunk, same shape +4,4,4p +3  extend  extend  decode  prefill-in-batch\n",
+        r"auto 4 .* 64 rows of scratch .*\nmode 0 .* 16 rows .*\nmode 1 .* 128 rows ",
+        r"verifiers: decode, verifier\n.*\nwith a chunk: extend, prefill-in-batch\n",
+        r"rows 0 to 7: decode\nrows 8 to 519: extend",
+        r"route: decode \(verifier\)\n(decode in 5 .* (0e\+00|\de-0[78])\n){3}.* \de-0[78]\n",
+        r"is_prefilling must be on the host, .* on meta",
+        r"row 0: relative error 0\.00\nrow 1: relative error [01]\.(?!00)",
+        r"row 0: KL 0\.000 nats, the same next token in 100%",
+        r"is_verifier_batch: True\nis_verifier_batch_with_padding: False\n.*: extend; .* verifier",
+        r"accepted drafts of each request: \[(\d, ){5}\d\]",
+    ),
 }
 WITH_MODEL = {
     "01_causal_attention": (
@@ -319,6 +337,11 @@ WITH_MODEL = {
         r"token  0: off by 0\.1\d",
         r" 2 splits: outputs 0\.94 .*\n 4 splits: outputs 0\.87 .*\n16 splits: outputs 0\.67",
     ),
+    "11_verifier_batch": (
+        r"real activations: SmolLM2-135M, layer 6",
+        r"row 1: relative error 0\.0[2-4]\nrow 2: .* 0\.1\d\nrow 3: .* 0\.1\d",
+        r"row 1: KL [1-3]\.\d+ nats.*\nrow 2: KL [1-3]\..*\nrow 3: KL [1-3]\.",
+    ),
 }
 FIGURES = {
     "01_causal_attention": 2,
@@ -331,6 +354,7 @@ FIGURES = {
     "08_fp8_cache": 2,
     "09_lightning_indexer": 2,
     "10_sparse_mla": 2,
+    "11_verifier_batch": 2,
 }
 
 

@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 
+from mla_ref.backends import AttnSpec
+from mla_ref.batching import Step, kernel_cost
 from mla_ref.layers import preset
 from mla_ref.teaching import figures
 
@@ -66,6 +68,19 @@ def all_figures():
                 for k in (8, 16)
             ],
             "t",
+        ),
+        "verifier_rows": figures.verifier_rows(
+            Step.build(
+                [6, 9, 4],
+                [4, 3, 1],
+                torch.arange(9).reshape(3, 3),
+                4,
+                num_reqs_padded=4,
+                num_tokens_padded=9,
+            )
+        ),
+        "blocks_on_multiprocessors": figures.blocks_on_multiprocessors(
+            [kernel_cost(kind, [5000] * 4, AttnSpec(8)) for kind in ("extend", "decode")]
         ),
         "list_splits": figures.list_splits(torch.tensor([7, 3, -1, 12, -1]), [1, 2, 5]),
         "byte_maps": figures.byte_maps(),

@@ -13,6 +13,7 @@ from tests.teaching.wrong_07 import WRONG_07
 from tests.teaching.wrong_08 import WRONG_08
 from tests.teaching.wrong_09 import WRONG_09
 from tests.teaching.wrong_10 import WRONG_10
+from tests.teaching.wrong_11 import WRONG_11
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -331,6 +332,7 @@ WRONG = [
     *WRONG_08,
     *WRONG_09,
     *WRONG_10,
+    *WRONG_11,
 ]
 
 

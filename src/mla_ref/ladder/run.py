@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from mla_ref.cache import pages_needed, write_rows
 from mla_ref.numerics import AttentionResult, Comparison, compare
 
 PAGE_SIZE = 64
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def against(actual: AttentionResult, expected: AttentionResult) -> dict[str, Com
     return {"out": compare(actual.out, expected.out), "lse": compare(actual.lse, expected.lse)}
 
 
-def timed(run: Callable[[], Result]) -> tuple[Result, float]:
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     """The result of a call and the seconds it took."""
     start = time.perf_counter()
     result = run()

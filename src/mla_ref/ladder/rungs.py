@@ -135,6 +135,7 @@ RUNGS: tuple[Rung, ...] = (
         "rung 10 row by row",
         "src/mla_ref/batching/verifier.py",
         "tests/batching/test_verifier.py",
+        "lessons/11_verifier_batch.ipynb",
     ),
     Rung(
         12,

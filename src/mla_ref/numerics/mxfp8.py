@@ -55,20 +55,20 @@ def from_e8m0(scales: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 def mxfp8_scale(amax: Float[Tensor, "*groups"], rule: str = "ceil") -> UInt8[Tensor, "*groups"]:
     """The E8M0 byte to store for a group whose largest magnitude is `amax`, read as float32.
 
+    Zero gives byte 0, the smallest scale: there is no zero to store, and none is needed, since the
+    group's numbers are 0 and 0 times any finite scale is exactly 0. NaN or infinity gives byte 255,
+    NaN: the whole group reads as NaN and nothing is hidden. Below 2^-119 the wanted scale is under
+    E8M0's smallest, 2^-127, which is stored instead; such a group loses precision (its steps are
+    2^-136) and nothing overflows. No float32 reaches the upper end: the largest wants 2^120.
+
     Args:
         amax: Largest magnitude of each group, at least 0.
-            Zero gives byte 0, the smallest scale: there is no zero to store, and none is needed,
-            since the group's numbers are 0 and 0 times any finite scale is exactly 0.
-            NaN or infinity gives byte 255, NaN: the whole group reads as NaN and nothing is hidden.
-            Below 2^-119 the wanted scale is under E8M0's smallest, 2^-127, which is stored instead;
-            such a group loses precision (its steps are 2^-136) and nothing overflows. No float32
-            reaches the upper end: the largest wants 2^120.
         rule: One of
             "ceil": 2^ceil(log2(amax / 448)), the smallest power of two under which nothing
-                saturates (NVIDIA's recipe, and DeepSeek's scale_fmt "ue8m0");
+            saturates (NVIDIA's recipe, and DeepSeek's scale_fmt "ue8m0");
             "floor": 2^(floor(log2 amax) - 8), OCP's own rule; 8 is the exponent of E4M3's largest
-                power of two. A number that it scales to more than 448, and that can be up to 512,
-                saturates: its error is up to 1/8 of itself.
+            power of two. A number that it scales to more than 448, and that can be up to 512,
+            saturates: its error is up to 1/8 of itself.
     """
     require_choice("rule", rule, MXFP8_SCALE_RULES)
     if not isinstance(amax, Tensor) or not amax.is_floating_point():

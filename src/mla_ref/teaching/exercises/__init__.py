@@ -12,6 +12,7 @@ from mla_ref.teaching.exercises.lesson_07 import ABSORB_QUERY, ABSORBED_ATTENTIO
 from mla_ref.teaching.exercises.lesson_08 import PACK, UNPACK
 from mla_ref.teaching.exercises.lesson_09 import INDEX_SCORES, TOPK
 from mla_ref.teaching.exercises.lesson_10 import SPARSE
+from mla_ref.teaching.exercises.lesson_11 import IS_VERIFIER, ROW_LENS
 
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
@@ -35,6 +36,8 @@ EXERCISES: dict[str, Exercise] = {
         INDEX_SCORES,
         TOPK,
         SPARSE,
+        IS_VERIFIER,
+        ROW_LENS,
     )
 }
 

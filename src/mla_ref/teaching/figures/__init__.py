@@ -15,9 +15,11 @@ from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
 from mla_ref.teaching.figures.score_maps import score_maps, selection_quality
 from mla_ref.teaching.figures.sparse import list_splits, sparse_cliff
 from mla_ref.teaching.figures.token_bytes import token_bytes
+from mla_ref.teaching.figures.verifier import blocks_on_multiprocessors, verifier_rows
 
 __all__ = [
     "block_tables",
+    "blocks_on_multiprocessors",
     "byte_maps",
     "error_by_position",
     "error_by_row",
@@ -37,4 +39,5 @@ __all__ = [
     "selection_quality",
     "sparse_cliff",
     "token_bytes",
+    "verifier_rows",
 ]

@@ -31,6 +31,10 @@ from mla_ref.teaching.planted.sparse import (
     sparse_decode_with_a_sink_a_split,
     sparse_extend_reading_before_the_cache,
 )
+from mla_ref.teaching.planted.verifier import (
+    causal_attention_hiding_candidates,
+    is_verifier_batch_with_padding,
+)
 
 
 @dataclass(frozen=True)
@@ -202,6 +206,20 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.attention.sparse_decode",
         "The LSE of a part is without the sink, which is applied once, after the last merge.",
     ),
+    PlantedBug(
+        "B001",
+        ("local-inference-lab/vllm#164",),
+        causal_attention_hiding_candidates,
+        "mla_ref.attention.causal_attention",
+        "All rows of a step are written before attention, and each has its own causal length.",
+    ),
+    PlantedBug(
+        "B001",
+        ("vllm-project/vllm#41841",),
+        is_verifier_batch_with_padding,
+        "mla_ref.batching.is_verifier_batch",
+        "Only a real request with a token to run can be prefilling; padding is cut off first.",
+    ),
 )
 
 __all__ = [
@@ -209,8 +227,10 @@ __all__ = [
     "PlantedBug",
     "backward_tiles_without_guard",
     "bytes_without_index_keys",
+    "causal_attention_hiding_candidates",
     "finite_mask_attention",
     "index_scores_without_relu",
+    "is_verifier_batch_with_padding",
     "latent_attention_scaled_by_its_row",
     "merge_in_base_2",
     "merge_without_guard",
