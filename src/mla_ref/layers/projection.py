@@ -12,8 +12,7 @@ class Projection(nn.Linear):
     """As `nn.Linear`, for a step of few rows as (W x^T)^T.
 
     A decode step of 4 rows reads each weight once whichever way the product is written, but CPU
-    libraries are tuned for many rows on the left: for a 7168 x 16384 weight in float32 and 4 rows
-    x W^T took three times as long as W x^T (358 and 123 ms, one core of an AMD EPYC, torch 2.13).
+    libraries are tuned for many rows on the left, and x W^T can take much longer than W x^T.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def from_e4m3(data: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The float32 numbers that E4M3 bytes stand for, exactly."""
     if not isinstance(data, Tensor) or data.dtype != torch.uint8:
         raise TypeError(f"data must be a uint8 tensor, got {describe(data)}")
-    # All 256 numbers and a look-up: on a CPU torch's own cast takes three times as long.
+    # All 256 numbers and a look-up: on a CPU torch's own cast takes longer.
     every = torch.arange(256, device=data.device, dtype=torch.uint8)
     numbers = every.view(torch.float8_e4m3fn).to(torch.float32)
     return numbers.index_select(0, data.reshape(-1).to(torch.int32)).view(data.shape)

@@ -5,8 +5,8 @@ The run that made the weights in this package:
     python -m mla_ref.training.indexer --device cuda --steps 1354 --windows 4 --length 2048 \
         --text TEXTS --out smollm2_indexer.safetensors
 
-with TEXTS as `data/smollm2_indexer.json` lists them. With the defaults it is a short run on a CPU,
-on Python's standard library, to see that it learns.
+with TEXTS as `python -m mla_ref.training.texts` lays them out. With the defaults it is a short run
+on a CPU, on Python's standard library, to see that it learns.
 """
 
 import json

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from mla_ref.attention.selected import gather_slots
+from mla_ref.attention.selected import gather_slots, gather_stored
 from mla_ref.backends.served.profile import Arithmetic
 from mla_ref.cache.fp8_rows import GROUP, GROUPS, LATENT, ROPE
 from mla_ref.numerics import AttentionResult
@@ -60,7 +60,7 @@ def read_rows(
     if kv_cache.dtype != torch.uint8:
         numbers, valid = gather_slots(kv_cache, indices, counts, torch.float32)
         return ServedRows(numbers, _in_groups(numbers[..., :LATENT]), None, valid)
-    packed, valid = _gather_bytes(kv_cache, indices, counts)
+    packed, valid = gather_stored(kv_cache, indices, counts)
     data = _in_groups(from_e4m3(packed[..., :LATENT].contiguous()))
     stored, k_pe = packed[..., LATENT:].split((4 * GROUPS, 2 * ROPE), dim=-1)
     scales = read_scale(stored.contiguous().view(torch.float32), arithmetic.scale_reader)
@@ -149,18 +149,3 @@ def _round_e4m3(x: Tensor) -> Tensor:
 
 def _in_groups(latent: Tensor) -> Tensor:
     return latent.unflatten(-1, (GROUPS, GROUP))
-
-
-def _gather_bytes(
-    kv_cache: Tensor, indices: Tensor, counts: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """As `gather_slots`, but the listed rows as they are stored."""
-    pages, page_size, row_bytes = kv_cache.shape
-    valid = (indices >= 0) & (indices < pages * page_size)
-    if counts is not None:
-        valid &= torch.arange(indices.shape[1], device=indices.device) < counts[:, None]
-    if pages * page_size == 0:
-        kv_cache, page_size = kv_cache.new_zeros(1, 1, row_bytes), 1
-    slots = torch.where(valid, indices.long(), 0)
-    packed = kv_cache[slots // page_size, slots % page_size]
-    return packed.masked_fill_(~valid[..., None], 0), valid
