@@ -1,38 +1,26 @@
 """Answers to the exercises of lesson 11. Write your own first."""
 
-import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
-def is_verifier(
-    query_lens: list[int],
-    is_prefilling: list[bool] | Tensor | None,
-    num_reqs: int,
-    n: int,
-) -> bool:
-    """Whether the batch verifies drafts, from facts of the scheduler on the host."""
-    if isinstance(is_prefilling, Tensor):
-        if is_prefilling.device.type != "cpu":
-            raise TypeError(f"is_prefilling must be on the host, not on {is_prefilling.device}")
-        is_prefilling = is_prefilling.tolist()
-    real = query_lens[:num_reqs]
-    if n == 0 or not 1 < max(real, default=0) <= 1 + n or is_prefilling is None:
-        return False
-    flags = is_prefilling[:num_reqs]
-    # Who has no token to run prefills nothing, whatever a vacated row still says.
-    return not any(flag and tokens > 0 for flag, tokens in zip(flags, real, strict=True))
+def accept_length(accepted: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:
+    """Drafts of each request before its first that failed."""
+    # A running product is 1 up to the first 0 and 0 from there on.
+    return accepted.long().cumprod(dim=1).sum(dim=1)
 
 
-def row_lens(
-    computed_lens: Int[Tensor, " b"],
-    query_lens: Int[Tensor, " b"],
-    num_rows: int,
-) -> Int[Tensor, " rows"]:
-    """Keys that each row of a step may see; 0 for padding."""
-    starts = query_lens.cumsum(0) - query_lens
-    # What to add to a row's number in the batch, the same for all rows of a request.
-    shift = (computed_lens - starts + 1).repeat_interleave(query_lens)
-    lens = torch.zeros(num_rows, dtype=torch.int64)
-    lens[: len(shift)] = torch.arange(len(shift)) + shift
-    return lens
+def accept_or_recover(
+    p: Float[Tensor, " vocab"],
+    q: Float[Tensor, " vocab"],
+    draft: int,
+    u: float,
+    e: Float[Tensor, " vocab"],
+) -> tuple[int, bool]:
+    """The draft or a token in its place, so that the result has the law p."""
+    if q[draft] > 0 and p[draft] / q[draft] >= u:
+        return draft, True
+    weights = (p - q).clamp(min=0)
+    if not weights.any():
+        weights = p
+    return int((weights / e).argmax()), False

@@ -17,7 +17,7 @@ import torch
 from tests.support import scatter_pages
 from torch import Tensor
 
-from mla_ref.backends import AttnSpec, Plan
+from mla_ref.backends import KINDS, AttnSpec, Plan
 from mla_ref.backends.served import ServedBackend, ServedProfile
 from mla_ref.cache import pack_fp8_rows
 from mla_ref.indexer import positions_to_slots
@@ -68,9 +68,9 @@ class Batch:
             q_dtype=self.q.dtype,
         )
 
-    def plan(self, backend: ServedBackend) -> Plan:
+    def plan(self, backend: ServedBackend, kinds: tuple[str, ...] = KINDS) -> Plan:
         rows = len(self.q)
-        return backend.plan(self.spec, max_rows=rows, max_requests=rows, device=CPU)
+        return backend.plan(self.spec, max_rows=rows, max_requests=rows, device=CPU, kinds=kinds)
 
     def run(self, backend: ServedBackend, route: str, **more: Any) -> AttentionResult:
         call = getattr(self.plan(backend), route)

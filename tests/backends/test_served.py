@@ -357,6 +357,24 @@ def test_the_plan_of_b12x_holds_what_its_scratch_does() -> None:
     assert plan.nbytes == 16 * 2**20 + 64 * 8 * 32 * 4
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_for_one_kind_holds_what_that_kind_needs(name: str) -> None:
+    given, backend = batch("small_decode", format_of(name)), served_backend(name)
+    both = given.plan(backend)
+    for kind, other, nbytes in (("decode", "extend", both.nbytes), ("extend", "decode", 0)):
+        plan = given.plan(backend, kinds=(kind,))
+        assert plan.nbytes == nbytes
+        results = [
+            getattr(p, kind)(given.q, given.kv_cache, given.indices, softmax_scale=SCALE)
+            for p in (plan, both)
+        ]
+        assert_same_bits(*results)
+        with pytest.raises(ValueError, match=f"this plan is for {kind}, it cannot run {other}"):
+            getattr(plan, other)(given.q, given.kv_cache, given.indices, softmax_scale=SCALE)
+    with pytest.raises(ValueError, match="kinds must be one of decode, extend, got 'both'"):
+        given.plan(backend, kinds=("both",))
+
+
 @pytest.mark.parametrize(("topk", "splits"), [(64, 1), (128, 2), (320, 3), (2048, 4)])
 def test_splits_are_whole_tiles(topk: int, splits: int) -> None:
     plan = served_backend("flashmla-sm90").plan(

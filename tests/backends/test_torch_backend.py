@@ -11,7 +11,7 @@ from tests.support import NothingReadBack, assert_agrees, assert_same_bits, raw
 from torch import Tensor
 
 from mla_ref.attention import sparse_decode, sparse_extend
-from mla_ref.backends import PARTS, AttnSpec, Backend, Plan, TorchBackend
+from mla_ref.backends import KINDS, PARTS, AttnSpec, Backend, Plan, TorchBackend
 from mla_ref.cache import pack_fp8_rows, unpack_fp8_rows, write_fp8_rows
 from mla_ref.indexer import index_scores, positions_to_slots, select_topk
 from mla_ref.numerics import AttentionResult, compare, merge_many, oracle_attention
@@ -39,8 +39,12 @@ SPECS = [
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 4e-3}
 
 
-def plan_for(spec: AttnSpec, max_rows: int = ROWS, **kwargs: Any) -> Plan:
-    return TorchBackend(**kwargs).plan(spec, max_rows=max_rows, max_requests=2, device=CPU)
+def plan_for(
+    spec: AttnSpec, max_rows: int = ROWS, kinds: tuple[str, ...] = KINDS, **kwargs: Any
+) -> Plan:
+    return TorchBackend(**kwargs).plan(
+        spec, max_rows=max_rows, max_requests=2, device=CPU, kinds=kinds
+    )
 
 
 def problem(spec: AttnSpec, rows: int = ROWS, k: int = K) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,6 +130,27 @@ def test_nbytes_are_the_bytes_of_the_buffers(spec: AttnSpec, max_rows: int) -> N
     numbers = plan.num_splits * max_rows * spec.num_heads * (spec.kv_lora_rank + 1)
     assert plan.nbytes == numbers * size
     assert plan.nbytes == sum(x.untyped_storage().nbytes() for x in plan.partials)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_plan_for_one_kind_holds_what_that_kind_needs_and_gives_the_same_bits(
+    spec: AttnSpec,
+) -> None:
+    spec, arguments = dataclasses.replace(spec, topk=2048), problem(spec)
+    both = plan_for(spec)
+    for kind, nbytes in (("decode", both.nbytes), ("extend", 0)):
+        alone = plan_for(spec, kinds=(kind,))
+        assert alone.nbytes == nbytes
+        assert nbytes == sum(x.untyped_storage().nbytes() for x in alone.partials)
+        assert_same_bits(call(alone, kind, *arguments), call(both, kind, *arguments))
+    assert plan_for(spec, kinds=("extend", "decode")).nbytes == both.nbytes
+
+
+@pytest.mark.parametrize(("kind", "other"), [ROUTES, ROUTES[::-1]])
+def test_a_kind_that_was_not_planned_is_refused_by_name(kind: str, other: str) -> None:
+    plan = plan_for(SMALL, kinds=(kind,))
+    with pytest.raises(ValueError, match=f"this plan is for {kind}, it cannot run {other}"):
+        call(plan, other, *problem(SMALL))
 
 
 def test_B013_a_plan_never_grows() -> None:
@@ -322,6 +347,11 @@ def test_a_plan_names_bad_input() -> None:
         ("max_rows", None),
         ("max_requests", 1.5),
         ("spec", None),
+        ("kinds", "decode"),
+        ("kinds", ["decode"]),
+        ("kinds", ()),
+        ("kinds", ("decode", "prefill")),
+        ("kinds", (1,)),
     ):
         with pytest.raises((TypeError, ValueError), match=name):
             raw(backend.plan)(**(good | {name: wrong}))

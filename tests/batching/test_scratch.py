@@ -5,7 +5,7 @@ import torch
 from tests.batching.routed_problem import SPEC, small_plan
 from tests.support import raw
 
-from mla_ref.backends import AttnSpec, TorchBackend
+from mla_ref.backends import KINDS, AttnSpec, TorchBackend
 from mla_ref.batching import ScratchPlan, ScratchRows, ServingLimits, SpecMode, plan_scratch
 
 OFF, AUTO, FORCED = SpecMode.OFF, SpecMode.AUTO, SpecMode.FORCED
@@ -48,17 +48,39 @@ def test_bytes_are_those_that_the_backend_has_allocated() -> None:
     backend = TorchBackend()
     limits = ServingLimits(4, 100, 3)
     plan = plan_scratch(backend, SPEC, limits)
-    alone = [
-        backend.plan(SPEC, max_rows=rows, max_requests=rows, device=torch.device("cpu")).nbytes
-        for rows in (16, 100)
-    ]
-    assert [plan.decode.nbytes, plan.extend.nbytes] == alone
-    assert plan.nbytes == sum(alone)
+    cpu = torch.device("cpu")
+    both = backend.plan(SPEC, max_rows=16, max_requests=16, device=cpu)
+    assert plan.decode.nbytes == both.nbytes > 0
+    assert plan.extend.nbytes == 0
+    assert plan.nbytes == both.nbytes
     buffers = [*plan.decode.partials, *plan.extend.partials]
     assert plan.nbytes == sum(b.untyped_storage().nbytes() for b in buffers)
     # Without memory the same is counted.
     counted = plan_scratch(backend, SPEC, limits, device=torch.device("meta"))
     assert counted.nbytes == plan.nbytes
+
+
+def test_each_plan_is_for_its_kernel_alone() -> None:
+    """The splits of 8,192 rows of extend took 134 MB and were never written."""
+    spec = AttnSpec(num_heads=8)
+    plan = plan_scratch(
+        TorchBackend(), spec, ServingLimits(16, 8192, 3), device=torch.device("meta")
+    )
+    assert (plan.decode.kinds, plan.extend.kinds) == (("decode",), ("extend",))
+    both = TorchBackend().plan(spec, max_rows=8192, max_requests=16, device=torch.device("meta"))
+    assert both.nbytes == 8192 * 8 * 513 * 4
+    assert plan.nbytes == plan.decode.num_splits * 64 * 8 * 513 * 4
+
+
+@pytest.mark.parametrize(("kind", "other"), [("decode", "extend"), ("extend", "decode")])
+def test_the_plan_of_one_kernel_does_not_run_the_other(kind: str, other: str) -> None:
+    plan = small_plan().take(kind, 1)
+    q = torch.zeros(1, SPEC.num_heads, SPEC.row_dim, dtype=SPEC.q_dtype)
+    cache = torch.zeros(1, SPEC.page_size, SPEC.row_dim, dtype=SPEC.q_dtype)
+    indices = torch.zeros(1, SPEC.topk, dtype=torch.int32)
+    getattr(plan, kind)(q, cache, indices, softmax_scale=1.0)
+    with pytest.raises(ValueError, match=f"this plan is for {kind}, it cannot run {other}"):
+        getattr(plan, other)(q, cache, indices, softmax_scale=1.0)
 
 
 class Recording:
@@ -72,10 +94,10 @@ class Recording:
     def supports(self, spec, device) -> str | None:
         return None
 
-    def plan(self, spec, *, max_rows, max_requests, device):
-        self.asked.append((max_rows, max_requests))
+    def plan(self, spec, *, max_rows, max_requests, device, kinds=KINDS):
+        self.asked.append((max_rows, max_requests, kinds))
         return TorchBackend().plan(
-            spec, max_rows=max_rows, max_requests=max_requests, device=device
+            spec, max_rows=max_rows, max_requests=max_requests, device=device, kinds=kinds
         )
 
 
@@ -83,7 +105,7 @@ def test_B005_every_verifier_row_is_a_request_of_the_decode_plan() -> None:
     """Its lengths stand by row: a plan for 16 requests would hold the lengths of 16 rows."""
     backend = Recording()
     plan_scratch(backend, SPEC, ServingLimits(16, 200, 3))
-    assert backend.asked == [(64, 64), (200, 16)]
+    assert backend.asked == [(64, 64, ("decode",)), (200, 16, ("extend",))]
 
 
 def test_B007_four_tokens_after_a_plan_for_one_are_refused() -> None:

@@ -116,4 +116,4 @@ def test_bad_input_is_refused_before_anything_is_measured(
 
 
 def test_the_table_of_what_can_be_measured() -> None:
-    assert list(BENCHES) == ["context", "sparse"]
+    assert list(BENCHES) == ["context", "sparse", "routing", "speculative"]

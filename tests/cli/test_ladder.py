@@ -85,7 +85,7 @@ def test_the_real_model_climbs(tmp_path):
     assert result.exit_code == 0
     assert data["ok"] and data["layers"] == [0, 29]
     # Layer 29 has no indexer of its own: it takes the list of layer 26.
-    assert len(data["rungs"]) == 12
+    assert len(data["rungs"]) == 13
     assert data["rungs"][7]["lse_rel_l2"] is None
     assert "tokens only" in result.stderr
 

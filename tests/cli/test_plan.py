@@ -53,7 +53,7 @@ def test_capacity_of_the_three_modes() -> None:
     plan = plan_scratch(TorchBackend(), AttnSpec(num_heads=8), ServingLimits(16, 8192, 3))
     (auto,) = [p for p in data["plans"] if p["mode"] == "auto"]
     assert auto["decode_bytes"] == plan.decode.nbytes
-    assert auto["extend_bytes"] == plan.extend.nbytes
+    assert auto["extend_bytes"] == plan.extend.nbytes == 0
     assert {p["decode_rows"] for p in ask("--mtp", "9")["plans"]} == {16, 160}
     rows = {p["mode"]: p["decode_rows"] for p in ask("--max-batched-tokens", "32")["plans"]}
     assert rows == {"auto": 32, "0": 16, "1": 32}

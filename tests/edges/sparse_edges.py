@@ -10,7 +10,7 @@ from tests.edges.edge import FLOATS, Arguments, Draw, Edge, floats, small, some
 from tests.support import causal_oracle, concatenate, scatter_pages
 from torch import Tensor
 
-from mla_ref import attention, backends, batching, cache, indexer, layers, models, numerics
+from mla_ref import attention, backends, batching, cache, indexer, layers, numerics
 from mla_ref.cache.index_keys import read_index_keys
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.sparse import SparseCache, attend_sparse
@@ -499,10 +499,10 @@ LAYER = MLALayer.random(MLA, 1)
 STEP = batching.Step.build([0, 0], [3, 1], torch.tensor([[2], [0]]), 3)
 
 
-def attended(x: Any, selected: Any, route: Any, scale_rule: Any) -> Tensor:
+def attended(x: Any, selected: Any, attend: Any, scale_rule: Any) -> Tensor:
     kept = SparseCache(torch.full((3, 3, 5), math.nan), None)
     return attend_sparse(
-        LAYER, None, x, kept, STEP, PLAN, route=route, selected=selected, scale_rule=scale_rule
+        LAYER, None, x, kept, STEP, attend, selected=selected, scale_rule=scale_rule
     )[0]
 
 
@@ -511,7 +511,7 @@ def attended_arguments(draw: Draw) -> Arguments:
     return {
         "x": floats(draw, 4, 4, dtype=torch.float32),
         "selected": torch.tensor(lists, dtype=draw(INTEGERS)),
-        "route": draw(st.sampled_from(models.sparse.ROUTES)),
+        "attend": draw(st.sampled_from((PLAN.decode, PLAN.extend))),
         "scale_rule": rules(draw),
     }
 

@@ -19,10 +19,13 @@ pytest.importorskip("hypothesis", reason="property tests need hypothesis")
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tests.edges.attention_edges import ATTENTION
+from tests.edges.batching_edges import BATCHING
 from tests.edges.cache_edges import CACHE
 from tests.edges.edge import FLOATS, Arguments, Draw, Edge
 from tests.edges.number_edges import NUMBERS
+from tests.edges.parallel_edges import PARALLEL
 from tests.edges.sparse_edges import SPARSE
+from tests.edges.sweep import spoilt
 from tests.support import bits
 
 from mla_ref import numerics
@@ -32,7 +35,8 @@ from mla_ref.numerics import AttentionResult
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("plain_calls")]
 
 DENSE = ATTENTION | NUMBERS | CACHE
-EDGES = DENSE | SPARSE
+SERVING = BATCHING | PARALLEL
+EDGES = DENSE | SPARSE | SERVING
 
 NOT_A_TENSOR = st.sampled_from([None, "q", 3, 0.5, [1.0], (), math.nan])
 SCALARS = st.sampled_from(
@@ -165,6 +169,27 @@ def spoiled_call(edge: Edge, draw: Draw) -> bool:
 @given(data=st.data())
 def test_bad_arguments_are_named_or_harmless(name: str, data: st.DataObject) -> None:
     spoiled_call(DENSE[name], data.draw)
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_each_argument_of_the_serving_side_spoilt_in_every_way(name: str) -> None:
+    edge, drawn, refused = SERVING[name], [], 0
+
+    @settings(max_examples=3, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def draw_good(data: st.DataObject) -> None:
+        drawn.append(edge.arguments(data.draw))
+
+    draw_good()
+    good = drawn[-1]  # the first that is drawn is the smallest, where most lists are empty
+    for target, value in good.items():
+        for spoilt_value in spoilt(value):
+            arguments = good | {target: spoilt_value}
+            floats = [x for x in flat(arguments.values()) if x.is_floating_point()]
+            if {x.device.type for x in floats} != {"meta"}:
+                refused += not check(edge, arguments)
+    # A spoiler that spoils nothing finds nothing.
+    assert refused >= 5 * len(good), f"{refused} refused"
 
 
 # A spoiler that spoils nothing finds nothing: at least so many of the calls must be refused, over

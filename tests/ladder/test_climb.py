@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mla_ref.attention import expand_kv
-from mla_ref.ladder import rung_runs, serving_runs, sparse_runs
+from mla_ref.ladder import rung_runs, serving_runs, sparse_runs, speculative_runs
 from mla_ref.ladder.activations import IndexView, LatentView, LayerActivations
 from mla_ref.ladder.climb import climb
 from mla_ref.ladder.report import disagreement, to_json
@@ -66,9 +66,9 @@ def test_all_rungs_agree(n, dtype):
 
 @pytest.mark.parametrize("n", [1, 3, 70])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_twelve_rungs_agree(n, dtype):
+def test_thirteen_rungs_agree(n, dtype):
     reports = list(climb([served_activations(n, dtype)]))
-    assert [r.rung.number for r in reports] == [*range(1, 12), 13]
+    assert [r.rung.number for r in reports] == [*range(1, 14)]
     assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
 
 
@@ -125,6 +125,7 @@ SPARSE_FUNCTIONS = {
     9: (sparse_runs, "sparse_extend"),
     10: (sparse_runs, "sparse_decode"),
     11: (serving_runs, "attend_along"),
+    12: (speculative_runs, "attend_along"),
     13: (serving_runs, "simulate_ranks"),
 }
 
@@ -219,3 +220,24 @@ def test_report_is_plain_data():
 def test_no_layer_is_an_error():
     with pytest.raises(ValueError, match="layers"):
         next(climb([]))
+
+
+def test_rung_12_rolls_back_what_is_rejected(monkeypatch):
+    """With one row too many or too few kept, the text or the rows are others."""
+    right = speculative_runs.verify
+
+    def one_more(*args):
+        said = right(*args)
+        return said._replace(num_accepted=[count + 1 for count in said.num_accepted])
+
+    monkeypatch.setattr(speculative_runs, "verify", one_more)
+    with pytest.raises(ValueError, match="accepted"):
+        list(climb([served_activations()]))
+
+    def first_only(logits, drafts, *others):
+        said = right(logits, drafts, *others)
+        return said._replace(num_accepted=[0], token_ids=[said.token_ids[0][-1:]])
+
+    monkeypatch.setattr(speculative_runs, "verify", first_only)
+    reports = {r.rung.number: r for r in climb([served_activations()])}
+    assert not reports[12].ok and reports[11].ok

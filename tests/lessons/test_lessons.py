@@ -269,7 +269,19 @@ ALWAYS = {
         r" 1 splits: outputs 1\.00 .*\n 2 .* 0\.[789].*\n 4 .* 0\.[5-8].*\n16 splits: .* 0\.[3-6]",
         r"\[997, 998, 999, 1000\]",
     ),
-    "11_verifier_batch": (
+    "11_draft_verify_roll_back": (
+        r"14 passes:\n",
+        r"to write 14 tokens: 14 passes, .*\n.*1 pass, .*\nthe model agrees with itself: True",
+        r"one token: 40\.0 GB, of which\nexperts 25\.5 GB, everything else 14\.5 GB",
+        r"p +\[0\.1, 0\.2, 0\.3, 0\.4\]\nby enumeration +\[0\.1, 0\.2, 0\.3, 0\.4\]\n",
+        r"20,000 draws +\[0\.1, 0\.2, 0\.3, 0\.4\]\n",
+        r"decoded plainly: True\nweek, .* pass: True\nstory, .* pass: True\n",
+        r"verdicts \[True, False, True, True\]",
+        r"rejection_sample +\[0\.2, 0\.4, 0\.4\]\nresidual at the draft +\[0\.3, 0\.3, 0\.4\]",
+        r"q one-hot at 2 +\[0\.2, 0\.4, 0\.4\]",
+        r"\[1, 1, 1\] rows\n.*\[4, 4, 4\] rows\n.*\[4\] rows",
+    ),
+    "12_verifier_batch": (
         r"largest difference: (0e\+00|\de-0[678])\n",
         r"one row:   748 MB of weights, .* 754 MB\n.* 187 MB of weights, 5\.4 MB .* 192 MB",
         r"visible_lens: \[7, 8, 9, 10, 10, 11, 12, 5, 0\]",
@@ -285,7 +297,25 @@ ALWAYS = {
         r"row 0: relative error 0\.00\nrow 1: relative error [01]\.(?!00)",
         r"row 0: KL 0\.000 nats, the same next token in 100%",
         r"is_verifier_batch: True\nis_verifier_batch_with_padding: False\n.*: extend; .* verifier",
-        r"accepted drafts of each request: \[(\d, ){5}\d\]",
+        r"131,072 tokens: 7\.1 GB, on all 8 GPUs 57 GB\n.* 56\.6 GB, on all 8 GPUs 452 GB",
+    ),
+    "13_context_parallel": (
+        r" 1 +56\.6 GB +56\.6 GB\n.* 28\.3 .* 29\.7 .*\n.* 14\.1 .* 16\.3 .*\n.* 7\.1 .* 9\.6 GB",
+        r"largest difference: \de-0[5678]\n",
+        r"all rows .* 601\.88 MB\n.* 4\.70 MB\n.* 3\.68 MB\n.* 0\.46 MB\n.* 0\.26 MB",
+        r"4 ranks, interleave 1: \[3, 3, 2, 2\]\n.*interleave 4: \[6, 4\]\n.*\[1, 1, 1, 0, 0",
+        r"rank 0: 2 own, .* \[1, 4, -1, .*\nrank 1: 1 own, .* \[8, -1, .*\nrank 2: .* \[0, -1",
+        r"interleave  1: busiest rank 1\d\.\d of 32",
+        r"1 ranks, .* error 0e\+00,  0 of 8 parts",
+        r"8 ranks, interleave  1: error \de-0[78], .* of 64 .*\n.*16: error \de-0[78], +\d\d of 64",
+        r"(\d ranks, the lists of one: True\s+){3}",
+        r"1 ranks: .* 0e\+00, with base 2 0\.000\n2 ranks: .* \de-0[78], with base 2 0\.",
+        r"two ranks: off by \de-0[345]\n",
+        r"read as natural: 8\.807970\d\nconverted: 8\.0000000",
+        r"backend 'base-2' cannot serve .* the LSE 3\.028 .* natural one is 2\.099: convert it",
+        r"rank 3: \[4, 4, 4, 5\], counted down \[2, 3, 4, 5\]\nrow 0: relative error [01]\.[1-9]",
+        r"row 3: relative error 0\.000",
+        r"tiles of 32 .* 92,160: fits\n.* 165,888: does not fit",
     ),
 }
 WITH_MODEL = {
@@ -337,10 +367,24 @@ WITH_MODEL = {
         r"token  0: off by 0\.1\d",
         r" 2 splits: outputs 0\.94 .*\n 4 splits: outputs 0\.87 .*\n16 splits: outputs 0\.67",
     ),
-    "11_verifier_batch": (
+    "11_draft_verify_roll_back": (
+        r"weights: 538\.1 MB, .*\n.* 7,533 MB\n.* 538 MB\n",
+        r"return a - b\n\n\ndef multiply\(a, b\):\n",
+        # The figure shows steps 3 to 5, and the text says that in its middle one no draft stands.
+        r"code: 14 tokens in \d passes, accepted drafts \[0, \d, \d, \d, 0, \d\D",
+        r"projection +2\.65 MB\nlayer +14\.16 MB\nhead +18\.87 MB\na draft reads 6\.6% ",
+        r"verify writes +\[' return', ' a'\]\n.* \[' return', ' a', ' -', ' a'\]",
+    ),
+    "12_verifier_batch": (
         r"real activations: SmolLM2-135M, layer 6",
         r"row 1: relative error 0\.0[2-4]\nrow 2: .* 0\.1\d\nrow 3: .* 0\.1\d",
         r"row 1: KL [1-3]\.\d+ nats.*\nrow 2: KL [1-3]\..*\nrow 3: KL [1-3]\.",
+    ),
+    "13_context_parallel": (
+        r"real activations: SmolLM2-135M, layer 6",
+        r" 1: busiest rank 10\.\d .*\n.*\n.*16: busiest rank 1[34]\.\d .*\n.*48: .* (19|20)\.\d ",
+        r"2 ranks: .* base 2 0\.05\d\n4 ranks: .* 0\.0[67]\d\n8 ranks: .* 0\.1\d\d\n",
+        r"natural .* rank 2 0\.6\d\d .*\nbase 2 .* rank 2 0\.7\d\d ",
     ),
 }
 FIGURES = {
@@ -354,7 +398,9 @@ FIGURES = {
     "08_fp8_cache": 2,
     "09_lightning_indexer": 2,
     "10_sparse_mla": 2,
-    "11_verifier_batch": 2,
+    "11_draft_verify_roll_back": 2,
+    "12_verifier_batch": 2,
+    "13_context_parallel": 2,
 }
 
 

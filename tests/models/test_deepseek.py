@@ -118,7 +118,7 @@ def run(
         step = Step.build([done], [chunk], table, PAGE)
         selected: list[Tensor] = []
         new = token_ids[done : done + chunk]
-        hidden = made.forward(new, step, caches, plan, route=route, selected=selected)
+        hidden = made.forward(new, step, caches, getattr(plan, route), selected=selected)
         parts.append(made.logits(hidden))
         lists.append(torch.stack(selected, dim=1))
         done += chunk
@@ -174,8 +174,8 @@ def test_B153_looking_at_the_lists_changes_nothing() -> None:
     caches = made.new_caches(5, PAGE)
     plan, step = made.plan(caches, max_rows=18), Step.one_request(0, 18, PAGE)
     selected: list[Tensor] = []
-    plain = made.forward(token_ids, step, caches, plan, route="extend")
-    looked = made.forward(token_ids, step, caches, plan, route="extend", selected=selected)
+    plain = made.forward(token_ids, step, caches, plan.extend)
+    looked = made.forward(token_ids, step, caches, plan.extend, selected=selected)
     assert torch.equal(looked, plain)
     lists = torch.stack(selected, dim=1)
     assert lists.shape == (18, LAYERS, TOPK) and lists.dtype == torch.int32
@@ -191,7 +191,7 @@ def test_a_ragged_batch_gives_each_request_its_own_logits() -> None:
     caches = made.new_caches(9, PAGE)
     table = torch.tensor([[8, 2, 5], [0, 7, 7], [1, 4, 7]])
     plan, step = made.plan(caches, max_rows=16), Step.build([0, 0, 0], lens, table, PAGE)
-    hidden = made.forward(torch.cat(prompts), step, caches, plan, route="decode")
+    hidden = made.forward(torch.cat(prompts), step, caches, plan.decode)
     alone = torch.cat([run(made, token_ids, [len(token_ids)])[0] for token_ids in prompts])
     assert compare(made.logits(hidden), alone).agrees(rel_l2=1e-12)
 
@@ -259,18 +259,18 @@ def test_input_that_does_not_fit_is_named() -> None:
     caches = made.new_caches(5, PAGE)
     plan, step = made.plan(caches, max_rows=3), Step.one_request(0, 3, PAGE)
     forward = raw(made.forward)
-    for name, args, route in (
-        ("token_ids", (prompt(4), step, caches, plan), "extend"),
-        ("token_ids", (prompt(3).float(), step, caches, plan), "extend"),
-        ("token_ids", (torch.tensor([0, 1, VOCAB]), step, caches, plan), "extend"),
-        ("token_ids", (torch.tensor([0, 1, -1]), step, caches, plan), "extend"),
-        ("caches", (prompt(3), step, caches[:3], plan), "extend"),
-        ("route", (prompt(3), step, caches, plan), "prefill"),
+    for name, args in (
+        ("token_ids", (prompt(4), step, caches, plan.extend)),
+        ("token_ids", (prompt(3).float(), step, caches, plan.extend)),
+        ("token_ids", (torch.tensor([0, 1, VOCAB]), step, caches, plan.extend)),
+        ("token_ids", (torch.tensor([0, 1, -1]), step, caches, plan.extend)),
+        ("caches", (prompt(3), step, caches[:3], plan.extend)),
+        ("attend", (prompt(3), step, caches, "extend")),
     ):
         with pytest.raises((TypeError, ValueError), match=name):
-            forward(*args, route=route)
+            forward(*args)
     with pytest.raises(ValueError, match="4 rows, but the plan is for 3 at most"):
-        forward(prompt(4), Step.one_request(0, 4, PAGE), caches, plan, route="extend")
+        forward(prompt(4), Step.one_request(0, 4, PAGE), caches, plan.extend)
     for name, args in (("num_pages", (-1, 4)), ("page_size", (1, 0))):
         with pytest.raises(ValueError, match=name):
             raw(made.new_caches)(*args)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mla_ref.batching import Step
+from mla_ref.batching import Route, Segment, ServingLimits, Step
 from mla_ref.engine import generate
 from mla_ref.layers import IndexerConfig, MLAConfig, preset
 from mla_ref.models.indexer_layer import IndexerLayer
@@ -53,12 +53,22 @@ def sparse(small: SmolLM2, topk: int, **kwargs: object) -> SparseSmolLM2:
     return SparseSmolLM2(small, indexers, attention=attention, **kwargs)
 
 
-def logits_of(model: object, token_ids: Tensor, chunks: list[int], **kwargs: object) -> Tensor:
+def all_to(kind: str, step: Step) -> Route:
+    """A route that no rule would give: every row of a step to one kernel."""
+    rows, reqs = step.num_tokens_padded, step.num_reqs_padded
+    segment = Segment(0, rows, 0, reqs, kind)
+    return Route((segment,), "forced", "a test's wish", None, None, (), reqs, rows)
+
+
+def logits_of(
+    model: object, token_ids: Tensor, chunks: list[int], kind: str | None = None
+) -> Tensor:
     cache = model.new_cache(-(-len(token_ids) // PAGE), PAGE)
     done, parts = 0, []
     for chunk in chunks:
         step = Step.one_request(done, chunk, PAGE)
-        hidden = model.forward(token_ids[done : done + chunk], step, cache, **kwargs)
+        route = None if kind is None else all_to(kind, step)
+        hidden = model.forward(token_ids[done : done + chunk], step, cache, route=route)
         parts.append(model.logits(hidden))
         done += chunk
     return torch.cat(parts)
@@ -79,9 +89,30 @@ def test_lists_that_cover_all_give_the_dense_model(small, plain_calls) -> None:
 def test_chunks_tokens_and_routes_agree(small, plain_calls, cache_format) -> None:
     ids = torch.randint(0, 50, (40,))
     model = sparse(small, 8, cache_format=cache_format)
-    at_once = logits_of(model, ids, [40], route="extend")
-    for chunks, route in (([17, 19, 4], "extend"), ([17, 19, 4], "decode"), ([36] + [1] * 4, None)):
-        assert compare(logits_of(model, ids, chunks, route=route), at_once).agrees(rel_l2=1e-9)
+    at_once = logits_of(model, ids, [40], "extend")
+    for chunks, kind in (([17, 19, 4], "extend"), ([17, 19, 4], "decode"), ([36] + [1] * 4, None)):
+        assert compare(logits_of(model, ids, chunks, kind), at_once).agrees(rel_l2=1e-9)
+
+
+def test_a_cache_is_planned_for_the_server_and_the_batch_is_routed(small, plain_calls) -> None:
+    """The verifier's rows go where the mode says, and give the same."""
+    model, ids = sparse(small, 8, cache_format="fp32"), torch.randint(0, 50, (20,))
+    limits = ServingLimits(2, 32, 3)
+    hidden, reasons = [], []
+    for mode in ("auto", "0", None):
+        cache = model.new_cache(2, PAGE, limits=limits, mode=mode)
+        assert cache.scratch.limits == limits
+        model.forward(ids[:16], Step.one_request(0, 16, PAGE), cache)
+        step = Step.build([16], [4], torch.arange(2)[None], PAGE, prompt_lens=[16])
+        route = model.route(step, cache)
+        reasons.append((route.kind, route.reason))
+        hidden.append(model.forward(ids[16:], step, cache, route=route))
+        assert torch.equal(model.forward(ids[16:], step, cache), hidden[-1])
+    assert reasons == [("decode", "verifier"), ("extend", "mode-off"), ("decode", "verifier")]
+    assert compare(hidden[1], hidden[0]).agrees(rel_l2=1e-9)
+    mixed = Step.build([16, 0], [4, 5], torch.tensor([[0, 1], [1, 0]]), PAGE, prompt_lens=[16, 5])
+    assert model.route(mixed, cache).kind == "extend"
+    assert model.route(mixed, cache, per_request=True).kind == "mixed"
 
 
 def test_layers_without_an_indexer_use_the_list_before_them(small, plain_calls) -> None:
@@ -99,7 +130,7 @@ def test_layers_without_an_indexer_use_the_list_before_them(small, plain_calls) 
 
 def test_a_step_beyond_the_plan_is_refused(small, plain_calls) -> None:
     model = sparse(small, 8, max_rows=4)
-    with pytest.raises(ValueError, match="q has 5 rows, but the plan is for 4"):
+    with pytest.raises(ValueError, match="step has 5 rows, but max_num_batched_tokens is 4"):
         model.forward(torch.arange(5), Step.one_request(0, 5, PAGE), model.new_cache(1, PAGE))
 
 

@@ -14,10 +14,11 @@ from mla_ref.layers import IndexerConfig, MLAConfig, RopeConfig, default_softmax
 from mla_ref.models.indexer_layer import IndexerLayer
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.projections import attend_latent
-from mla_ref.models.sparse import ROUTES, SparseCache, attend_sparse
+from mla_ref.models.sparse import SparseCache, attend_sparse
 from mla_ref.numerics import compare
 
 HIDDEN, PAGE = 20, 4
+ROUTES = ("decode", "extend")
 
 
 def small_config(topk: int = 5, served: bool = False) -> MLAConfig:
@@ -78,10 +79,12 @@ class Layer:
 
     def step(self, x: Tensor, done: list[int], new: list[int], **more: object):
         """One step of the first len(new) requests; x holds their new tokens."""
-        step = Step.build(done, new, self.table[: len(new)], PAGE)
+        padding = {n: more.pop(n) for n in ("num_reqs_padded", "num_tokens_padded") if n in more}
+        step = Step.build(done, new, self.table[: len(new)], PAGE, **padding)
         arguments = {"route": "extend", "indexer": self.indexer, "cache": self.cache} | more
         indexer, cache = arguments.pop("indexer"), arguments.pop("cache")
-        return raw(attend_sparse)(self.attention, indexer, x, cache, step, self.plan, **arguments)
+        attend = getattr(self.plan, arguments.pop("route"))
+        return raw(attend_sparse)(self.attention, indexer, x, cache, step, attend, **arguments)
 
 
 def tokens(count: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -222,9 +225,11 @@ def test_a_shared_list_wider_than_the_plan_is_refused() -> None:
         layer.step(x, [0], [2], indexer=None, selected=wide)
 
 
-def test_an_unknown_route_is_named() -> None:
-    with pytest.raises(ValueError, match="route must be one of decode, extend, got 'prefill'"):
-        Layer(small_config()).step(tokens(2), [0], [2], route="prefill")
+def test_attend_must_be_callable() -> None:
+    layer, step = Layer(small_config()), Step.one_request(0, 2, PAGE)
+    with pytest.raises(TypeError, match="attend must be a plan's decode or extend, got 'extend'"):
+        raw(attend_sparse)(layer.attention, layer.indexer, tokens(2), layer.cache, step, "extend")
+    assert layer.cache.kv.isnan().all()
 
 
 # --- batches
@@ -270,6 +275,27 @@ def test_B145_a_ragged_batch_equals_its_requests_alone(route: str, new: list[int
         written = ~alone.cache.kv.isnan()
         assert int(written.sum()) == 22 * len(x[request])
         assert compare(batch.cache.kv[written], alone.cache.kv[written]).agrees(rel_l2=1e-12)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_padded_rows_change_nothing_and_are_written_nowhere(route: str) -> None:
+    """Whatever they hold: the input of a padded row is NaN here."""
+    config, done, new = small_config(), [6, 0], [4, 1]
+    x = tokens(11)
+    plain, padded = Layer(config), Layer(config)
+    for layer in (plain, padded):
+        layer.step(x[:6], [0], [6])
+    expected, lists = plain.step(x[6:], done, new, route=route)
+    filled = torch.cat([x[6:], torch.full((3, HIDDEN), torch.nan, dtype=x.dtype)])
+    got, positions = padded.step(
+        filled, done, new, route=route, num_reqs_padded=3, num_tokens_padded=8
+    )
+    assert torch.equal(positions[:5], lists) and bool((positions[5:] == -1).all())
+    assert compare(got[:5], expected).agrees(rel_l2=1e-12)
+    assert got.shape == (8, HIDDEN) and bool((got[5:] == 0).all())
+    assert plain.cache.index is not None and padded.cache.index is not None
+    assert compare(padded.cache.kv, plain.cache.kv).agrees(rel_l2=1e-12)
+    assert compare(padded.cache.index, plain.cache.index).agrees(rel_l2=1e-12)
 
 
 def test_B042_chunks_of_a_prompt_attend_to_what_the_whole_prompt_attends_to() -> None:

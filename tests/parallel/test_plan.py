@@ -144,7 +144,21 @@ def test_a_foreign_backend_serves_the_ranks() -> None:
         problem.simulate(4, backend=ForeignBackend(base_2))
 
 
+@pytest.mark.parametrize(("kind", "other"), [("decode", "extend"), ("extend", "decode")])
+def test_only_the_kinds_that_are_asked_for_are_planned_and_probed(kind: str, other: str) -> None:
+    faulty = ForeignBackend(base_2, (other,))
+    made = raw(plan_for_ranks)(faulty, SPEC, max_rows=4, max_requests=2, device=CPU, kinds=(kind,))
+    assert made.plan.kinds == (kind,)
+    assert rank_problem(**VERIFIER).simulate(2, backend=faulty, route=kind).lse.isfinite().any()
+    with pytest.raises(ValueError, match="to_natural_lse"):
+        raw(plan_for_ranks)(faulty, SPEC, max_rows=4, max_requests=2, device=CPU, kinds=(other,))
+
+
 def test_bad_input_is_named() -> None:
+    with pytest.raises(TypeError, match="kinds must be a tuple"):
+        raw(plan_for_ranks)(
+            TorchBackend(), SPEC, max_rows=4, max_requests=2, device=CPU, kinds="decode"
+        )
     with pytest.raises(TypeError, match="backend must have"):
         plan("torch")
     with pytest.raises(ValueError, match="max_rows must be at least 1"):

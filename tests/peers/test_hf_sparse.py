@@ -113,7 +113,7 @@ def logits_in_steps(
         step = Step.build([done], [chunk], table, PAGE_SIZE)
         selected: list[Tensor] = []
         hidden = model.forward(
-            token_ids[done : done + chunk], step, caches, plan, route=route, selected=selected
+            token_ids[done : done + chunk], step, caches, getattr(plan, route), selected=selected
         )
         parts.append(model.logits(hidden))
         chosen.append(torch.stack(selected, dim=1))

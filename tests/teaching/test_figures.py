@@ -3,13 +3,16 @@
 import itertools
 import math
 import sys
+from collections import Counter
 
 import pytest
 import torch
 
 from mla_ref.backends import AttnSpec
 from mla_ref.batching import Step, kernel_cost
+from mla_ref.engine import Output
 from mla_ref.layers import preset
+from mla_ref.speculative import AcceptanceStats
 from mla_ref.teaching import figures
 
 pytestmark = pytest.mark.thorough
@@ -82,6 +85,17 @@ def all_figures():
         "blocks_on_multiprocessors": figures.blocks_on_multiprocessors(
             [kernel_cost(kind, [5000] * 4, AttnSpec(8)) for kind in ("extend", "decode")]
         ),
+        "draft_steps": figures.draft_steps(
+            range(5),
+            [Output("0", (1,), (), 0, 5, None), Output("0", (2, 3), (2, 9, 9), 1, 0, None)],
+            "token {}".format,
+            count=1,
+        ),
+        "acceptance": figures.acceptance(
+            {"a": AcceptanceStats(Counter({(3, 1): 2})), "b": AcceptanceStats(Counter({(2, 2): 1}))}
+        ),
+        "dealt_positions": figures.dealt_positions(37, world=4, interleaves=(1, 16)),
+        "rank_staircases": figures.rank_staircases([17, 18, 19, 20], world=4),
         "list_splits": figures.list_splits(torch.tensor([7, 3, -1, 12, -1]), [1, 2, 5]),
         "byte_maps": figures.byte_maps(),
         "scale_errors": figures.scale_errors(torch.rand(9, 4) + 1, {"a": torch.rand(9, 4)}),

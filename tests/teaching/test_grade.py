@@ -14,6 +14,8 @@ from tests.teaching.wrong_08 import WRONG_08
 from tests.teaching.wrong_09 import WRONG_09
 from tests.teaching.wrong_10 import WRONG_10
 from tests.teaching.wrong_11 import WRONG_11
+from tests.teaching.wrong_12 import WRONG_12
+from tests.teaching.wrong_13 import WRONG_13
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -333,6 +335,8 @@ WRONG = [
     *WRONG_09,
     *WRONG_10,
     *WRONG_11,
+    *WRONG_12,
+    *WRONG_13,
 ]
 
 

@@ -83,7 +83,7 @@ def test_a_masked_trunk_is_the_sparse_model(small) -> None:  # noqa: F811
         SparseCache(cache.kv, None if cache.index is None else new_index_cache(2, 16))
         for cache in state.caches
     ]
-    served = model.forward(ids, Step.one_request(0, 30, 16), SparseState(mixed, state.plan))
+    served = model.forward(ids, Step.one_request(0, 30, 16), SparseState(mixed, state.scratch))
     assert compare(served, hidden).agrees(rel_l2=1e-6)
 
 

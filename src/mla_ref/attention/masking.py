@@ -46,9 +46,13 @@ def weighted_values(
     """Sum of weight times value, in which a value that a row may not see is never multiplied.
 
     Its weight is 0, but 0 * NaN is NaN: one uninitialised row of a cache would poison every query
-    before it (flash-attention#1745, flashinfer#941). So finite values go through one product, and
-    a token with a value that is not finite is added only to the rows that see it.
+    before it (flash-attention#1745, flashinfer#941). It shows in the result. Only then finite
+    values go through one product, and a token with a value that is not finite is added to the rows
+    that see it alone.
     """
+    out = torch.einsum("...shgt,...thd->...shgd", weights, values)
+    if out.isfinite().all():
+        return out
     dirty = ~values.isfinite().all(dim=-1).all(dim=-1)
     clean = torch.where(dirty[..., None, None], 0.0, values)
     out = torch.einsum("...shgt,...thd->...shgd", weights, clean)

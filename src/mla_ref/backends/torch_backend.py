@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mla_ref.attention.sparse_decode import plan_splits, sparse_decode
 from mla_ref.attention.sparse_extend import sparse_extend
-from mla_ref.backends.protocol import AttnSpec
+from mla_ref.backends.protocol import KINDS, AttnSpec, require_kinds, require_planned_kind
 from mla_ref.cache import write_fp8_rows
 from mla_ref.checks import describe, require_count, require_float, require_size, require_tensor
 from mla_ref.indexer import index_scores, positions_to_slots, select_topk
@@ -24,7 +24,7 @@ UNITS = 16
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """Buffers for the partial results of a decode step.
+    """Buffers for the partial results of a decode step; none in a plan for extend alone.
 
     torch itself allocates more while it runs; what a kernel would keep in registers is not counted.
 
@@ -32,14 +32,16 @@ class TorchPlan:
         spec: What it was planned for.
         max_rows: Rows at most.
         num_splits: Pieces of each list in `decode`; fixed, so the same row has the same bits
-            whatever stands beside it.
+            whatever stands beside it. 0 in a plan for extend alone.
         partials: `out` [num_splits, max_rows, heads, kv_lora_rank] and `lse`.
+        kinds: Which of "decode" and "extend" it runs.
     """
 
     spec: AttnSpec
     max_rows: int
     num_splits: int
     partials: AttentionResult
+    kinds: tuple[str, ...]
 
     @property
     def nbytes(self) -> int:
@@ -60,7 +62,7 @@ class TorchPlan:
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """Rung 10 with the plan's number of splits. See `Plan.decode`."""
-        self._require_planned(q, kv_cache, indices)
+        self._require_planned("decode", q, kv_cache, indices)
         out_dtype = self._require_outputs(q, out, lse, out_dtype)
         result = sparse_decode(
             _wide(q, out_dtype),
@@ -89,7 +91,7 @@ class TorchPlan:
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """Rung 9. See `Plan.extend`."""
-        self._require_planned(q, kv_cache, indices)
+        self._require_planned("extend", q, kv_cache, indices)
         out_dtype = self._require_outputs(q, out, lse, out_dtype)
         result = sparse_extend(
             _wide(q, out_dtype),
@@ -102,8 +104,9 @@ class TorchPlan:
         )
         return _handed_over(result, out, lse, out_dtype)
 
-    def _require_planned(self, q: Tensor, kv_cache: Tensor, indices: Tensor) -> None:
+    def _require_planned(self, kind: str, q: Tensor, kv_cache: Tensor, indices: Tensor) -> None:
         """Raise a ValueError that names both numbers where a run does not fit its plan."""
+        require_planned_kind(kind, self.kinds)
         spec = self.spec
         require_float("q", q, "rows h d_row")
         require_tensor("kv_cache", kv_cache, "pages page_size row")
@@ -201,7 +204,13 @@ class TorchBackend:
         return None
 
     def plan(
-        self, spec: AttnSpec, *, max_rows: int, max_requests: int, device: torch.device
+        self,
+        spec: AttnSpec,
+        *,
+        max_rows: int,
+        max_requests: int,
+        device: torch.device,
+        kinds: tuple[str, ...] = KINDS,
     ) -> TorchPlan:
         """Buffers for `max_rows` rows; `max_requests` changes nothing here, a row is a unit."""
         if not isinstance(spec, AttnSpec):
@@ -210,14 +219,16 @@ class TorchBackend:
         require_count("max_requests", max_requests)
         if reason := self.supports(spec, device):
             raise ValueError(f"the torch backend does not serve this spec: {reason}")
-        splits = plan_splits(max_rows, spec.num_heads, spec.topk, self.multiprocessors)
+        splits = 0
+        if "decode" in require_kinds(kinds):
+            splits = plan_splits(max_rows, spec.num_heads, spec.topk, self.multiprocessors)
         dtype = torch.float64 if spec.q_dtype == torch.float64 else torch.float32
         shape = (splits, max_rows, spec.num_heads)
         partials = AttentionResult(
             torch.empty(*shape, spec.kv_lora_rank, dtype=dtype, device=device),
             torch.empty(shape, dtype=dtype, device=device),
         )
-        return TorchPlan(spec, max_rows, splits, partials)
+        return TorchPlan(spec, max_rows, splits, partials, kinds)
 
 
 def _wide(q: Tensor, out_dtype: torch.dtype) -> Tensor:

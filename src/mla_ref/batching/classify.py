@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from mla_ref.batching.facts import BatchFacts, batch_facts
-from mla_ref.checks import require_count
+from mla_ref.checks import describe, require_count
 
 
 class Verdict(NamedTuple):
@@ -35,6 +35,8 @@ def classify(facts: BatchFacts, num_speculative_tokens: int) -> Verdict:
     prefilling; nobody is. A ragged batch qualifies, since a request may have fewer drafts. Where
     two conditions fail, a known prefill is named before a length: no larger n would help it.
     """
+    if not isinstance(facts, BatchFacts):
+        raise TypeError(f"facts must be BatchFacts, got {describe(facts)}")
     n = require_count("num_speculative_tokens", num_speculative_tokens)
     lens, flags = facts.query_lens, facts.is_prefilling
     if facts.num_tokens == 0:

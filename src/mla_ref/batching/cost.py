@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mla_ref.attention.sparse_decode import HEADS_PER_BLOCK, plan_splits
-from mla_ref.backends import AttnSpec
+from mla_ref.backends import KINDS, AttnSpec
+from mla_ref.batching.facts import host_counts
 from mla_ref.cache.fp8_rows import ROW_BYTES
-from mla_ref.checks import require_choice, require_count
+from mla_ref.checks import describe, require_choice, require_count
 
 SM120_MULTIPROCESSORS = 188  # RTX PRO 6000
 
@@ -71,18 +72,20 @@ def kernel_cost(
         num_splits: Of a decode kernel. None: `plan_splits` for the rows that are launched, since a
             graph keeps the number that it was captured with (vllm#51119).
     """
-    require_choice("kind", kind, ("decode", "extend"))
-    keys = [min(require_count("visible_lens", v), spec.topk) for v in visible_lens]
+    require_choice("kind", kind, KINDS)
+    if not isinstance(spec, AttnSpec):
+        raise TypeError(f"spec must be an AttnSpec, got {describe(spec)}")
+    keys = [min(length, spec.topk) for length in host_counts("visible_lens", visible_lens)]
     real = len(keys)
     rows = real if num_rows_padded is None else require_count("num_rows_padded", num_rows_padded)
     if rows < real:
         raise ValueError(f"num_rows_padded must be at least the {real} real rows, got {rows}")
     require_count("multiprocessors", multiprocessors, at_least=1)
-    if kind == "extend":
-        num_splits = 1
-    elif num_splits is None:
+    if num_splits is None:
         num_splits = plan_splits(rows, spec.num_heads, spec.topk, multiprocessors)
     require_count("num_splits", num_splits, at_least=1)
+    if kind == "extend":
+        num_splits = 1
     head_blocks, item = -(-spec.num_heads // HEADS_PER_BLOCK), spec.q_dtype.itemsize
     row_bytes = ROW_BYTES if spec.cache_format == "fp8" else spec.row_dim * 2
     partials = rows * spec.num_heads * num_splits * (spec.kv_lora_rank + 1) * 4

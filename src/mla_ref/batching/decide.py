@@ -12,6 +12,7 @@ from mla_ref.batching.classify import classify
 from mla_ref.batching.facts import BatchFacts
 from mla_ref.batching.modes import SpecMode
 from mla_ref.batching.scratch import ScratchRows
+from mla_ref.checks import describe
 
 
 class Decision(NamedTuple):
@@ -40,6 +41,10 @@ def decide(facts: BatchFacts, planned: ScratchRows, mode: SpecMode) -> Decision:
         planned: What the decode plan holds.
         mode: The mode that is asked for; it may differ from the one that was planned for.
     """
+    if not isinstance(planned, ScratchRows):
+        raise TypeError(f"planned must be ScratchRows or a ScratchPlan, got {describe(planned)}")
+    if not isinstance(mode, SpecMode):
+        raise TypeError(f"mode must be a SpecMode, got {describe(mode)}")
     limits = planned.limits
     verdict = classify(facts, limits.num_speculative_tokens)
     longest = facts.max_query_len

@@ -81,6 +81,7 @@ def reorder_batch(
     Raises:
         ValueError: The lists differ in length, or a number is negative.
     """
+    require_count("decode_threshold", decode_threshold, at_least=1)
     lists = {"scheduled": scheduled, "computed": computed, "prompt": prompt}
     rows = {name: host_counts(name, values) for name, values in lists.items()}
     for name, values in rows.items():

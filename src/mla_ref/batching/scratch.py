@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mla_ref.backends import AttnSpec, Backend, Plan
+from mla_ref.backends import KINDS, AttnSpec, Backend, Plan
 from mla_ref.batching.modes import DEFAULT_MAX_Q, SpecMode, parse_mode
 from mla_ref.checks import describe, require_choice, require_count
-
-KINDS = ("decode", "extend")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def plan_scratch(
     *,
     device: torch.device | None = None,
 ) -> ScratchPlan:
-    """Allocate both plans, on the host and once.
+    """Allocate both plans, on the host and once: each for its kernel alone.
 
     Args:
         backend: Whose plans.
@@ -152,11 +150,21 @@ def plan_scratch(
         raise TypeError(f"backend must be a Backend, got {describe(backend)}")
     rows = ScratchRows(limits, parse_mode("mode", mode))
     device = torch.device("cpu") if device is None else device
+    if not isinstance(device, torch.device):
+        raise TypeError(f"device must be a torch.device, got {describe(device)}")
     # The lengths of a verifier batch stand by row, so its plan must hold as many requests as rows.
     decode = backend.plan(
-        spec, max_rows=rows.decode_rows, max_requests=rows.decode_rows, device=device
+        spec,
+        max_rows=rows.decode_rows,
+        max_requests=rows.decode_rows,
+        device=device,
+        kinds=("decode",),
     )
     extend = backend.plan(
-        spec, max_rows=rows.extend_rows, max_requests=limits.max_num_seqs, device=device
+        spec,
+        max_rows=rows.extend_rows,
+        max_requests=limits.max_num_seqs,
+        device=device,
+        kinds=("extend",),
     )
     return ScratchPlan(limits, rows.mode, spec=spec, decode=decode, extend=extend)

@@ -104,6 +104,8 @@ def _flags(values: object) -> tuple[bool, ...] | None:
     """JSON has bools, and a dump of an integer tensor has 0 and 1."""
     if values is None:
         return None
-    if not isinstance(values, list) or any(v not in (0, 1) for v in values):
+    if not isinstance(values, list) or any(
+        not isinstance(v, int) or v not in (0, 1) for v in values
+    ):
         raise ValueError(f"is_prefilling must be a list of bools, 0 or 1, got {describe(values)}")
     return tuple(bool(v) for v in values)

@@ -20,8 +20,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mla_ref.batching.facts import host_counts
 from mla_ref.batching.step import Step
-from mla_ref.checks import require_count
+from mla_ref.checks import describe
 
 
 def one_row_requests(step: Step) -> Step:
@@ -31,6 +32,8 @@ def one_row_requests(step: Step) -> Step:
     order, request by request, each with the pages of its request and its own causal length. Padded
     rows become padded requests. Nothing is read back from the device.
     """
+    if not isinstance(step, Step):
+        raise TypeError(f"step must be a Step, got {describe(step)}")
     rows = step.num_tokens_padded
     ones = torch.arange(rows + 1, device=step.positions.device).clamp(max=step.num_tokens)
     real = step.request_of_row >= 0
@@ -80,17 +83,18 @@ class VerifierRows:
         Raises:
             ValueError: The lists differ in length, or a request has no token before its drafts.
         """
-        if len(query_lens) != len(num_drafts):
+        lens = host_counts("query_lens", query_lens)
+        counts = host_counts("num_drafts", num_drafts)
+        if len(lens) != len(counts):
             raise ValueError(
-                f"query_lens has {len(query_lens)} requests but num_drafts has {len(num_drafts)}"
+                f"query_lens has {len(lens)} requests but num_drafts has {len(counts)}"
             )
         logits: list[int] = []
         target: list[int] = []
         bonus: list[int] = []
         end = 0
-        for request, (length, drafts) in enumerate(zip(query_lens, num_drafts, strict=True)):
-            require_count("query_lens", length)
-            if require_count("num_drafts", drafts) >= length:
+        for request, (length, drafts) in enumerate(zip(lens, counts, strict=True)):
+            if drafts >= length:
                 raise ValueError(
                     f"num_drafts[{request}] must be below the request's {length} new tokens, got "
                     f"{drafts}"

@@ -132,7 +132,7 @@ class DecodeStep:
 
         def run() -> StepResult:
             return StepResult(
-                *attend_sparse(attention, indexer, self.x, cache, self.step, plan, route="decode")
+                *attend_sparse(attention, indexer, self.x, cache, self.step, plan.decode)
             )
 
         return run

@@ -148,19 +148,22 @@ def write_rows(
     pages, page_size = cache.shape[:2]
     capacity = pages * page_size
     slots = slots.long()
-    valid = (slots >= 0) & (slots < capacity)
     if validate:
-        outside = slots[(slots < -1) | (slots >= capacity)]
-        if outside.numel():
-            raise ValueError(
-                f"slots holds {int(outside[0])}, but the cache has slots 0 to "
-                f"{capacity - 1} (-1: do not write)"
-            )
-        written = slots[valid]
-        if written.unique().numel() < written.numel():
+        listed = [slot for slot in slots.tolist() if slot != -1]
+        for slot in listed:
+            if not 0 <= slot < capacity:
+                raise ValueError(
+                    f"slots holds {slot}, but the cache has slots 0 to {capacity - 1} (-1: do not "
+                    "write)"
+                )
+        if len(set(listed)) < len(listed):
             raise ValueError("slots must not list a slot twice: which row would win is undefined")
+        if 0 < len(listed) == len(slots):  # as in every step without padding
+            cache[slots // page_size, slots % page_size] = rows.to(cache.dtype)
+            return
     if slots.numel() == 0 or capacity == 0:
         return
+    valid = (slots >= 0) & (slots < capacity)
     # A skipped row repeats the write of the first valid one, which changes nothing. A boolean mask
     # would have to read its count back to the host. With no valid row, slot 0 is written with what
     # it holds. `first` has one dimension, since torch reads an index without any back to the host.

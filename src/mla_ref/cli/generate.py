@@ -1,21 +1,26 @@
-"""`mla-ref generate`: a small real model writes on, its attention computed as you choose."""
+"""`mla-ref generate`: a small real model writes on, its attention computed as you choose.
+
+The verb has seven files, one for each question:
+
+    generate.py          the options, and the order of things
+    generate_options.py  what the options must not be
+    generate_run.py      from options to a model and requests, and the run
+    generate_result.py   what a run has written, and its steps in numbers
+    generate_display.py  what is to be seen meanwhile
+    show_drafts.py       the marks of --show-drafts
+    generate_report.py   figures and JSON
+"""
 
 import json
-import sys
-from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
 
 from mla_ref.cli.example import Example
-
-if TYPE_CHECKING:
-    from mla_ref.engine import NewToken, Prefilled
-    from mla_ref.models.language_model import LanguageModel
+from mla_ref.cli.generate_options import GenerateOptions
 
 PANEL = "Learn"
 EXAMPLES = (
@@ -25,25 +30,69 @@ EXAMPLES = (
         needs_model=True,
     ),
     Example(
+        'generate "def quicksort(xs):" --tokens 12 --mtp 3 --show-drafts',
+        "Drafts by multi-token prediction, and what became of each",
+        needs_model=True,
+    ),
+    Example(
         'generate "def add(a, b):" --tokens 8 --sparse --topk 64',
         "Sparse: 64 keys a row, chosen by an indexer, from an FP8 cache",
         needs_model=True,
     ),
     Example(
-        'generate "Once upon a time" --tokens 8 --attention gqa --json',
-        "Its attention as it was trained, and one JSON object",
+        'generate "Who are you?" --chat --tokens 8 --temperature 0.7 --json',
+        "A question, an answer drawn by chance, one JSON object",
         needs_model=True,
     ),
 )
 
-CACHE_DTYPES = ("float32", "bfloat16", "fp8")
-
 
 def generate(
     prompt: Annotated[
-        str, typer.Argument(help="Text to continue; - reads stdin, less its last newline.")
-    ],
-    tokens: Annotated[int, typer.Option(help="Tokens to write at most.")] = 40,
+        str | None, typer.Argument(help="Text to continue; - reads stdin, less its last newline.")
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Many prompts from a file, run together: .jsonl, .jsonl.gz or .txt."),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Only the first prompts of the file.")] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The prompt is a question; the model answers.")
+    ] = False,
+    tokens: Annotated[int, typer.Option(help="Tokens to write at most, for each prompt.")] = 40,
+    stop_at: Annotated[
+        str | None, typer.Option(help="End a text in front of this, if it comes.")
+    ] = None,
+    mtp: Annotated[
+        int,
+        typer.Option("--mtp", "--num-speculative-tokens", help="Drafts a step; 0: plain decoding."),
+    ] = 0,
+    drafter: Annotated[
+        str | None,
+        typer.Option(help="mtp (a trained module, default) or ngram (prompt look-up)."),
+    ] = None,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Mark the drafts in the text, and --compare.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run it again without drafts: time, and tokens.")
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option(help="0: the most likely token; else tokens are drawn.")
+    ] = 0.0,
+    sample_top_k: Annotated[
+        int | None, typer.Option(help="Draw among the k most likely tokens only.")
+    ] = None,
+    sample_top_p: Annotated[
+        float | None,
+        typer.Option(
+            "--sample-top-p", "--top-p", help="Draw among the likeliest with this mass only."
+        ),
+    ] = None,
+    top_k: Annotated[str | None, typer.Option("--top-k", hidden=True)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the draws; each prompt has its own by its number.")
+    ] = None,
     attention: Annotated[
         str, typer.Option(help="packed or split (both exact MLA forms), or gqa (as trained).")
     ] = "packed",
@@ -55,6 +104,10 @@ def generate(
     ] = False,
     topk: Annotated[int, typer.Option(help="Keys a row attends to, with --sparse.")] = 256,
     backend: Annotated[str, typer.Option(help="Who computes it, with --sparse.")] = "torch",
+    mode: Annotated[
+        str | None,
+        typer.Option(help="Verifier rows with --sparse: auto, 0 (extend) or 1 (decode if short)."),
+    ] = None,
     cache_dtype: Annotated[
         str | None,
         typer.Option(
@@ -63,119 +116,62 @@ def generate(
         ),
     ] = None,
     page_size: Annotated[int, typer.Option(help="Tokens a page of the KV cache.")] = 64,
-    chunk_size: Annotated[int, typer.Option(help="Tokens of the prompt that run at once.")] = 256,
+    chunk_size: Annotated[
+        int,
+        typer.Option(
+            "--chunk-size", "--max-batched-tokens", help="Tokens that run in a step at most."
+        ),
+    ] = 256,
+    max_seqs: Annotated[int, typer.Option(help="Prompts that run at once at most.")] = 8,
     gguf: Annotated[Path | None, typer.Option(help="Your own SmolLM2 GGUF file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Continue a text with a small real model, the most likely token each time.
+    """Continue a text, or many at once, with a small real model.
 
-    Prompt and continuation go to stdout as they come, progress and figures to stderr.
+    The text goes to stdout as it comes, progress and figures to stderr. Drafts (--mtp) change how
+    fast it comes, not what it says: but for rounding the tokens are the same, or with --temperature
+    their law. --topk is about attention, --sample-top-k about the choice of tokens.
     """
-    import torch
+    # First of all, so that nothing but the options is there.
+    _generate(GenerateOptions(**locals()))
 
-    from mla_ref.backends import find_backend
-    from mla_ref.checks import require_choice, require_count
-    from mla_ref.engine import generate as run
-    from mla_ref.models.gguf_file import GGUFFile, default_gguf
-    from mla_ref.models.smollm2 import ATTENTIONS, SmolLM2
-    from mla_ref.models.smollm2_sparse import SparseSmolLM2
-    from mla_ref.models.smollm2_weights import SmolLM2Weights
-    from mla_ref.models.tokenizer import StreamDecoder, Tokenizer
 
-    # What can be seen without the model is said before it is loaded.
-    require_count("--tokens", tokens, at_least=1)
-    require_choice("--attention", attention, ATTENTIONS)
-    cache_dtype = cache_dtype or ("fp8" if sparse else "float32")
-    require_choice("--cache-dtype", cache_dtype, CACHE_DTYPES)
-    if cache_dtype == "fp8" and not sparse:
-        raise ValueError("--cache-dtype fp8 needs --sparse: dense attention reads plain rows")
-    if sparse and (attention, form) != ("packed", None):
-        raise ValueError("--sparse attends on the packed form; leave --attention and --form out")
-    require_count("--topk", topk, at_least=1)
-    found_backend = find_backend(backend)
-    dtype = torch.uint8 if cache_dtype == "fp8" else getattr(torch, cache_dtype)
-    if prompt == "-":
-        prompt = sys.stdin.read().removesuffix("\n")
-    if not prompt:
-        raise ValueError("PROMPT must hold some text, got an empty one")
+def _generate(options: GenerateOptions) -> None:
+    options.check()
+    from mla_ref.cli import generate_display as displays
+    from mla_ref.cli.generate_report import Comparison, lines, to_json
+    from mla_ref.cli.generate_run import Job
+    from mla_ref.cli.show_drafts import marks_for_stdout
 
-    console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    chunks: list[Prefilled] = []
-    with bar:
-        task = bar.add_task("loading the model", total=None)
-        file = GGUFFile(gguf or default_gguf())
-        tokenizer = Tokenizer(file)
-        prompt_ids = tokenizer.encode(prompt)
-        dense = SmolLM2(SmolLM2Weights.read(file), attention=attention, form=form)
-        model: "LanguageModel" = dense
-        if sparse:
-            model = SparseSmolLM2.trained(
-                dense, topk=topk, backend=found_backend, max_rows=chunk_size
-            )
-        bar.update(task, description="reading the prompt", total=len(prompt_ids))
-
-        def show(chunk: "Prefilled") -> None:
-            chunks.append(chunk)
-            bar.update(task, completed=chunk.done)
-
-        stream = run(
-            model,
-            prompt_ids,
-            max_new_tokens=tokens,
-            eos_id=tokenizer.eos_id,
-            decoder=StreamDecoder(tokenizer),
-            page_size=page_size,
-            chunk_size=chunk_size,
-            cache_dtype=dtype,
-            on_prefill=show,
-        )
-        first = next(stream)
-    # Bar and text may be on one terminal, so the bar is gone before the text begins.
-    if not as_json:
-        typer.echo(prompt, nl=False)
-    new = []
-    for token in chain([first], stream):
-        new.append(token)
-        if not as_json:
-            typer.echo(token.text, nl=False)
-
-    figures = {
-        "attention": dense.attention,
-        "form": dense.form,
-        "topk": topk if sparse else None,
-        "cache_dtype": cache_dtype,
-        "kv_bytes_per_token": model.new_cache(1, 1, dtype).nbytes,
-        "prompt_tokens": len(prompt_ids),
-        "new_tokens": len(new),
-        "finish_reason": new[-1].finish_reason,
-        "prefill_tokens_per_second": _rate(chunks, len(prompt_ids)),
-        # The first token's step is the prefill.
-        "decode_tokens_per_second": _rate(new[1:], len(new) - 1),
-    }
-    if as_json:
-        text = {"prompt": prompt, "text": "".join(token.text for token in new)}
-        token_ids = {"token_ids": [token.token_id for token in new]}
-        typer.echo(json.dumps({**text, **token_ids, **figures}, indent=2))
-    else:
+    prompts = options.read_prompts()
+    with displays.progress("loading the model"):
+        job = Job.load(options, prompts)
+    # One prompt is shown as it is written; of many, each when all are done.
+    stream = options.prompts is None and not options.as_json
+    marks = marks_for_stdout() if options.show_drafts and not options.as_json else None
+    if marks:
+        typer.echo(f"{marks.legend}\n")
+    with displays.progress("reading the prompt") as bar:
+        if options.compares:
+            job.warm_up()
+        display = displays.streaming(bar, job) if stream else displays.counting(bar, job)
+        drafted = job.run(display, drafts=True, marks=marks)
+    if stream:
         typer.echo()
-        console.print(f"[dim]{_one_line(figures)}[/dim]", soft_wrap=True)
-
-
-def _rate(events: "Sequence[Prefilled | NewToken]", num_tokens: int) -> float | None:
-    """Tokens a second, or None where none has run."""
-    seconds = sum(event.seconds for event in events)
-    return num_tokens / seconds if seconds > 0 else None
-
-
-def _one_line(figures: dict[str, Any]) -> str:
-    rate = figures["decode_tokens_per_second"]
-    decode = f", decode {rate:.1f} tokens/s" if rate else ""
-    sparse = figures["topk"] and f"top-{figures['topk']}"
-    name = " ".join(filter(None, (figures["attention"], figures["form"], sparse)))
-    return (
-        f"{figures['new_tokens']} tokens ({figures['finish_reason']}), prefill "
-        f"{figures['prefill_tokens_per_second']:.0f} tokens/s{decode}, KV cache "
-        f"{figures['kv_bytes_per_token']:,} bytes a token ({name}, {figures['cache_dtype']})"
-    )
+    elif not options.as_json:
+        displays.show_all(drafted)
+    comparison = None
+    if options.compares:
+        with displays.progress("again without drafts") as bar:
+            plain = job.run(displays.counting(bar, job, "without drafts: "), drafts=False)
+        comparison = Comparison(drafted, plain, options.sampling.is_greedy, options.cache_format)
+    if options.as_json:
+        typer.echo(json.dumps(to_json(drafted, job.facts, comparison), indent=2, allow_nan=False))
+        return
+    console = Console(stderr=True, highlight=False)
+    for line in lines(drafted, job.facts):
+        console.print(f"[dim]{escape(line)}[/dim]", soft_wrap=True)
+    if comparison:
+        console.print(escape(comparison.line), soft_wrap=True)
+    elif options.mtp:
+        console.print("[dim]Time against plain decoding: add --compare[/dim]", soft_wrap=True)

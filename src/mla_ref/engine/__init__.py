@@ -1,5 +1,44 @@
-"""Running a model on requests: so far one request, greedily, with a paged cache."""
+"""Running a model on requests: many at once with drafts, or plainly one to compare with."""
 
+from mla_ref.engine.batch import Batch, logits_rows
+from mla_ref.engine.blocks import BlockManager
+from mla_ref.engine.engine import Engine
 from mla_ref.engine.generate import NewToken, Prefilled, generate
+from mla_ref.engine.load import DRAFTERS, load_model, new_drafter, pages_for
+from mla_ref.engine.prompts import Prompt, chat_text, read_prompts, request_seed
+from mla_ref.engine.record import PARTS, Output, StepRecord, StopWatch
+from mla_ref.engine.request import Request, RequestState, Status
+from mla_ref.engine.runner import Executed, Runner
+from mla_ref.engine.scheduler import Schedule, Scheduled, Scheduler
+from mla_ref.engine.transcript import Transcript
 
-__all__ = ["NewToken", "Prefilled", "generate"]
+__all__ = [
+    "DRAFTERS",
+    "PARTS",
+    "Batch",
+    "BlockManager",
+    "Engine",
+    "Executed",
+    "NewToken",
+    "Output",
+    "Prefilled",
+    "Prompt",
+    "Request",
+    "RequestState",
+    "Runner",
+    "Schedule",
+    "Scheduled",
+    "Scheduler",
+    "Status",
+    "StepRecord",
+    "StopWatch",
+    "Transcript",
+    "chat_text",
+    "generate",
+    "load_model",
+    "logits_rows",
+    "new_drafter",
+    "pages_for",
+    "read_prompts",
+    "request_seed",
+]

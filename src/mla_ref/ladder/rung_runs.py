@@ -24,6 +24,7 @@ from mla_ref.ladder.activations import LatentView, LayerActivations
 from mla_ref.ladder.run import Run, against, on_pages, timed
 from mla_ref.ladder.serving_runs import ranks, verifier
 from mla_ref.ladder.sparse_runs import decode, extend, fp8_cache, lightning_indexer
+from mla_ref.ladder.speculative_runs import speculative
 from mla_ref.numerics import AttentionResult, Comparison, compare, oracle_attention
 
 TILE = 64
@@ -114,6 +115,7 @@ RUNNERS: Mapping[int, Callable[..., Run]] = MappingProxyType(
         9: extend,
         10: decode,
         11: verifier,
+        12: speculative,
         13: ranks,
     }
 )

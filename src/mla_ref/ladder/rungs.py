@@ -135,14 +135,16 @@ RUNGS: tuple[Rung, ...] = (
         "rung 10 row by row",
         "src/mla_ref/batching/verifier.py",
         "tests/batching/test_verifier.py",
-        "lessons/11_verifier_batch.ipynb",
+        "lessons/12_verifier_batch.ipynb",
     ),
     Rung(
         12,
         "speculative decoding",
         "draft, verify, accept, roll back",
         "plain decoding",
-        "src/mla_ref/engine",
+        "src/mla_ref/engine/engine.py",
+        "tests/engine/test_fuzz.py",
+        "lessons/11_draft_verify_roll_back.ipynb",
     ),
     Rung(
         13,
@@ -151,6 +153,7 @@ RUNGS: tuple[Rung, ...] = (
         "rung 10, one rank",
         "src/mla_ref/parallel/attend.py",
         "tests/parallel/test_simulate.py",
+        "lessons/13_context_parallel.ipynb",
     ),
     Rung(
         14,

@@ -6,7 +6,7 @@ from mla_ref.layers.indexer_config import IndexerConfig
 from mla_ref.layers.mxfp8_linear import OnlineMXFP8Linear
 from mla_ref.layers.norm import layer_norm, rms_norm
 from mla_ref.layers.presets import PRESETS, preset
-from mla_ref.layers.projection import Projection
+from mla_ref.layers.projection import Projection, project
 from mla_ref.layers.quantised_linear import QuantisedLinear
 from mla_ref.layers.rope import (
     RopeConfig,
@@ -36,6 +36,7 @@ __all__ = [
     "is_full_layer",
     "layer_norm",
     "preset",
+    "project",
     "rms_norm",
     "rope_table",
     "yarn_mscale",

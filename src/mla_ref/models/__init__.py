@@ -5,8 +5,9 @@ from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA, group_select
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.passage import passage
 from mla_ref.models.projections import FORMS, LatentProjections, attend_latent
-from mla_ref.models.smollm2 import ATTENTIONS, SmolLM2
+from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_attention import GQAProjections, attend_grouped
+from mla_ref.models.smollm2_layer import ATTENTIONS, SmolLM2Layer
 from mla_ref.models.smollm2_weights import LayerWeights, SmolLM2Config, SmolLM2Weights
 from mla_ref.models.tokenizer import StreamDecoder, Tokenizer
 
@@ -22,6 +23,7 @@ __all__ = [
     "Packing",
     "SmolLM2",
     "SmolLM2Config",
+    "SmolLM2Layer",
     "SmolLM2Weights",
     "SplitMLA",
     "StreamDecoder",

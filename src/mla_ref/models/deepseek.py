@@ -23,7 +23,7 @@ from mla_ref.layers.hf_config import mla_config_from_hf
 from mla_ref.models.feed_forward import GatedFeedForward, MixtureOfExperts, MoEConfig
 from mla_ref.models.indexer_layer import IndexerLayer
 from mla_ref.models.mla_layer import MLALayer
-from mla_ref.models.sparse import SparseCache, attend_sparse
+from mla_ref.models.sparse import Attend, SparseCache, attend_sparse
 
 
 @dataclass(frozen=True)
@@ -128,22 +128,20 @@ class DeepSeekModel:
 
     def forward(
         self,
-        token_ids: Int[Tensor, " num_tokens"],
+        token_ids: Int[Tensor, " padded_tokens"],
         step: Step,
         caches: Sequence[SparseCache],
-        plan: Plan,
+        attend: Attend,
         *,
-        route: str,
         selected: list[Tensor] | None = None,
-    ) -> Float[Tensor, "num_tokens hidden"]:
+    ) -> Float[Tensor, "padded_tokens hidden"]:
         """Run the new tokens of a step; their rows and index keys are written into the caches.
 
         Args:
             token_ids: The new tokens, one request after the other, as the step describes.
             step: The batch.
             caches: From `new_caches`.
-            plan: From `plan`.
-            route: "decode" or "extend".
+            attend: `decode` or `extend` of a plan from `plan`, or attention along a route.
             selected: Where given, each layer's positions [num_tokens, topk] are appended, for a
                 look at what the indexers chose; nothing else changes.
 
@@ -169,8 +167,7 @@ class DeepSeekModel:
                 rms_norm(x, layer.input_norm, eps=eps),
                 caches[number],
                 step,
-                plan,
-                route=route,
+                attend,
                 selected=chosen.get(source),
             )
             x = x + attended

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from mla_ref.batching import Step
+from mla_ref.batching import Route, ServingLimits, Step
 from mla_ref.models.smollm2_weights import SmolLM2Config
 
 
@@ -18,13 +18,47 @@ class LanguageModel(Protocol):
     def config(self) -> SmolLM2Config:
         """The model's dimensions."""
 
-    def new_cache(self, num_pages: int, page_size: int, dtype: torch.dtype | None = None) -> Any:
-        """An empty cache for all layers, for `forward`."""
+    def new_cache(
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype | None = None,
+        *,
+        limits: ServingLimits | None = None,
+        mode: str | None = None,
+    ) -> Any:
+        """An empty cache for all layers, for `forward`, with whatever else a run needs.
+
+        Args:
+            num_pages: Pages for all requests together.
+            page_size: Tokens a page.
+            dtype: What to store; default: the model's choice.
+            limits: What the server is configured for: buffers of kernels are made for it.
+            mode: Where verifier batches go, "auto" (default), "0" or "1"; see `SpecMode`.
+        """
+
+    def route(self, step: Step, cache: Any, *, per_request: bool = False) -> Route | None:
+        """Which kernel takes which rows of a step; None where the model has only one kernel.
+
+        Args:
+            step: The batch.
+            cache: From `new_cache`.
+            per_request: Ask for each request by itself, not once for the batch.
+        """
 
     def forward(
-        self, token_ids: Int[Tensor, " num_tokens"], step: Step, cache: Any
-    ) -> Float[Tensor, "num_tokens hidden"]:
-        """Run the new tokens of a step and store their rows."""
+        self,
+        token_ids: Int[Tensor, " padded_tokens"],
+        step: Step,
+        cache: Any,
+        *,
+        route: Route | None = None,
+    ) -> Float[Tensor, "padded_tokens hidden"]:
+        """Run the new tokens of a step and store their rows.
+
+        A padded row has some token and a state that means nothing. Without a route the model makes
+        its own.
+        """
 
     def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:
         """Scores of the next token for each row."""

@@ -2,8 +2,9 @@
 
 from typing import Protocol, runtime_checkable
 
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mla_ref.attention import mla_absorbed_attention, mla_expanded_attention
 from mla_ref.batching import Step
@@ -72,8 +73,8 @@ def attend_latent(
     write_rows(kv_cache, layer.kv_rows(x, step.positions), step.slot_mapping)
     q_nope, q_pe = layer.queries(layer.query_latent(x), step.positions)
     result = attention(
-        q_nope,
-        q_pe,
+        q_nope[: step.num_tokens],
+        q_pe[: step.num_tokens],
         kv_cache,
         layer.w_uk,
         layer.w_uv,
@@ -82,4 +83,15 @@ def attend_latent(
         block_table=step.block_table,
         softmax_scale=layer.softmax_scale,
     )
-    return layer.output(result.out)
+    return layer.output(padded_rows(result.out, step))
+
+
+def padded_rows(
+    rows: Shaped[Tensor, "num_tokens *row"], step: Step, value: int = 0
+) -> Shaped[Tensor, "padded_tokens *row"]:
+    """The rows of the real tokens with those of the padding behind them, which hold `value`.
+
+    The references of rungs 4 to 8 take ragged batches and know no padding.
+    """
+    extra = step.num_tokens_padded - step.num_tokens
+    return pad(rows, (0, 0) * (rows.ndim - 1) + (0, extra), value=value) if extra else rows

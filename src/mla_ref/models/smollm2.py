@@ -12,18 +12,17 @@ from math import prod
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear, silu
 
-from mla_ref.batching import Step
+from mla_ref.batching import Route, ServingLimits, Step
 from mla_ref.checks import describe, require_choice, require_count, require_integer, require_size
-from mla_ref.layers import rms_norm, rope_table
+from mla_ref.layers import project, rms_norm, rope_table
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA
-from mla_ref.models.projections import FORMS, attend_latent
-from mla_ref.models.smollm2_attention import GQAProjections, attend_grouped
+from mla_ref.models.projections import FORMS
+from mla_ref.models.smollm2_attention import GQAProjections
+from mla_ref.models.smollm2_layer import ATTENTIONS, SmolLM2Layer
 from mla_ref.models.smollm2_weights import LayerWeights, SmolLM2Config, SmolLM2Weights
 
-ATTENTIONS = ("gqa", "split", "packed")
 # Pages of the cache that `attention_inputs` makes and throws away.
 _PAGE_SIZE = 64
 
@@ -35,6 +34,7 @@ class SmolLM2:
         weights: Its tensors.
         attention: "gqa", "split" or "packed".
         form: How MLA is computed, "expanded" or "absorbed"; None for "gqa".
+        layers: The decoder layers.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class SmolLM2:
         self.form = form
         positions = torch.arange(weights.config.context_length, device=weights.embedding.device)
         self._rope = rope_table(weights.config.rope, positions)
-        self._packing = Packing.of(self.gqa(0))
-        self._views = [self._view(layer) for layer in range(weights.config.num_layers)]
+        self._packing: Packing | None = None
+        self._packing = Packing.of(self.new_layer(weights.layers[0]).gqa)
+        self.layers = [self.new_layer(layer) for layer in weights.layers]
 
     @classmethod
     def from_gguf(
@@ -119,30 +120,37 @@ class SmolLM2:
         """What the weights are held in."""
         return self.weights.embedding.dtype
 
+    def new_layer(self, weights: LayerWeights) -> SmolLM2Layer:
+        """A decoder layer of this model's dimensions that attends in this model's way."""
+        return SmolLM2Layer(
+            weights,
+            self.config,
+            self._rope,
+            attention=self.attention,
+            form=self.form,
+            packing=self._packing,
+        )
+
     def gqa(self, layer: int) -> GQAProjections:
         """The attention of one layer as it was trained."""
-        weights = self._layer(layer)
-        cos, sin = self._rope
-        return GQAProjections(
-            w_q=weights.attn_q,
-            w_k=weights.attn_k,
-            w_v=weights.attn_v,
-            w_o=weights.attn_output,
-            cos=cos,
-            sin=sin,
-            head_dim=self.config.head_dim,
-        )
+        return self._layer(layer).gqa
 
     def split(self, layer: int) -> SplitMLA:
         """The attention of one layer as MLA, values as latent and keys as rotary key."""
-        return SplitMLA(self.gqa(layer))
+        return self._layer(layer).split()
 
     def packed(self, layer: int) -> PackedMLA:
         """The attention of one layer as MLA in the geometry of DeepSeek-V3.2 and GLM-5.2."""
-        return PackedMLA(self.gqa(layer), self._packing)
+        return self._layer(layer).packed()
 
     def new_cache(
-        self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype | None = None,
+        *,
+        limits: ServingLimits | None = None,
+        mode: str | None = None,
     ) -> Float[Tensor, "layers *rows"]:
         """An empty cache for all layers.
 
@@ -150,6 +158,8 @@ class SmolLM2:
             num_pages: Pages for all requests together.
             page_size: Tokens a page.
             dtype: What to store rows in; default: as the weights.
+            limits: Not used: dense attention plans no buffers.
+            mode: Not used.
 
         Returns:
             [layers, num_pages, page_size, d_row], or for "gqa"
@@ -157,29 +167,37 @@ class SmolLM2:
         """
         require_count("num_pages", num_pages)
         require_count("page_size", page_size, at_least=1)
-        shape = self._views[0].cache_shape(num_pages, page_size)
+        shape = self.layers[0].cache_shape(num_pages, page_size)
         return torch.zeros(self.config.num_layers, *shape, dtype=dtype or self.dtype)
+
+    def route(
+        self, step: Step, cache: Float[Tensor, "layers *rows"], *, per_request: bool = False
+    ) -> None:
+        """None: dense attention has one kernel, whatever the batch."""
 
     def forward(
         self,
-        token_ids: Int[Tensor, " num_tokens"],
+        token_ids: Int[Tensor, " padded_tokens"],
         step: Step,
         cache: Float[Tensor, "layers *rows"],
-    ) -> Float[Tensor, "num_tokens hidden"]:
+        *,
+        route: Route | None = None,
+    ) -> Float[Tensor, "padded_tokens hidden"]:
         """Run the new tokens of a step; their rows are written into the cache.
 
         Args:
             token_ids: The new tokens, one request after the other, as the step describes.
             step: The batch.
             cache: From `new_cache`, with the pages that the step names.
+            route: Not used.
 
         Returns:
             Hidden states after the last norm, for `logits`.
         """
         self._require_cache(step, cache)
         x = self.embed(token_ids, step)
-        for layer in range(self.config.num_layers):
-            x = self._block(layer, x, step, cache[layer])
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = layer.forward(x, step, layer_cache)
         return self.last_norm(x)
 
     def embed(self, token_ids: Int[Tensor, " s"], step: Step) -> Float[Tensor, "s hidden"]:
@@ -199,26 +217,13 @@ class SmolLM2:
             )
         return self.weights.embedding[token_ids]
 
-    def attention_input(
-        self, layer: int, x: Float[Tensor, "s hidden"]
-    ) -> Float[Tensor, "s hidden"]:
-        """What a layer's attention gets to see of the residual stream."""
-        return rms_norm(x, self._layer(layer).attn_norm, eps=self.config.rms_norm_eps)
-
-    def feed_forward(self, layer: int, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
-        """The residual stream after a layer's feed-forward part, from that after its attention."""
-        weights = self._layer(layer)
-        h = rms_norm(x, weights.ffn_norm, eps=self.config.rms_norm_eps)
-        gated = silu(linear(h, weights.ffn_gate)) * linear(h, weights.ffn_up)
-        return x + linear(gated, weights.ffn_down)
-
     def last_norm(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
         """What `logits` takes, from the residual stream after the last layer."""
         return rms_norm(x, self.weights.output_norm, eps=self.config.rms_norm_eps)
 
     def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:
         """Scores of the next token for each row."""
-        return linear(hidden, self.weights.embedding)
+        return project(hidden, self.weights.embedding)
 
     def attention_inputs(
         self, token_ids: Sequence[int] | Int[Tensor, " n"], layers: Sequence[int]
@@ -244,38 +249,22 @@ class SmolLM2:
         inputs = {}
         for layer in range(max(layers) + 1):
             if layer in layers:
-                inputs[layer] = self.attention_input(layer, x)
+                inputs[layer] = self.layers[layer].attention_input(x)
             if layer < max(layers):
-                x = self._block(layer, x, step, cache[layer])
+                x = self.layers[layer].forward(x, step, cache[layer])
         return inputs
 
-    def _layer(self, layer: int) -> LayerWeights:
+    def _layer(self, layer: int) -> SmolLM2Layer:
         if require_count("layer", layer) >= self.config.num_layers:
             raise ValueError(f"layer must be below {self.config.num_layers}, got {layer}")
-        return self.weights.layers[layer]
-
-    def _view(self, layer: int) -> GQAProjections | SplitMLA | PackedMLA:
-        if self.attention == "gqa":
-            return self.gqa(layer)
-        return self.split(layer) if self.attention == "split" else self.packed(layer)
+        return self.layers[layer]
 
     def _require_cache(self, step: Step, cache: Tensor) -> None:
-        one_page = (self.config.num_layers, *self._views[0].cache_shape(1, step.page_size))
+        one_page = (self.config.num_layers, *self.layers[0].cache_shape(1, step.page_size))
         pages = cache.numel() // prod(one_page)
-        expected = (self.config.num_layers, *self._views[0].cache_shape(pages, step.page_size))
+        expected = (self.config.num_layers, *self.layers[0].cache_shape(pages, step.page_size))
         if cache.shape != expected:
             raise ValueError(
                 f"cache must be made by new_cache with the step's page_size {step.page_size} and "
                 f"for this attention, such as {list(expected)}, got {describe(cache)}"
             )
-
-    def _block(
-        self, layer: int, x: Float[Tensor, "s hidden"], step: Step, layer_cache: Tensor
-    ) -> Float[Tensor, "s hidden"]:
-        """One layer: attention, then feed-forward, each added to the residual stream."""
-        view, attention_input = self._views[layer], self.attention_input(layer, x)
-        if isinstance(view, GQAProjections):
-            x = x + attend_grouped(view, attention_input, layer_cache, step)
-        else:
-            x = x + attend_latent(view, attention_input, layer_cache, step, form=self.form or "")
-        return self.feed_forward(layer, x)

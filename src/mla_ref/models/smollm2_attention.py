@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 
 from mla_ref.attention import paged_attention
 from mla_ref.batching import Step
 from mla_ref.cache import write_rows
-from mla_ref.layers import apply_rope
+from mla_ref.layers import apply_rope, project
+from mla_ref.models.projections import padded_rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class GQAProjections:
 
     def output(self, heads: Float[Tensor, "s h_q d"]) -> Float[Tensor, "s hidden"]:
         """Back to the residual stream."""
-        return linear(heads.flatten(1), self.w_o)
+        return project(heads.flatten(1), self.w_o)
 
     def cache_shape(self, num_pages: int, page_size: int) -> tuple[int, ...]:
         """Shape of one layer's cache: keys and values, each in pages."""
@@ -91,7 +91,7 @@ class GQAProjections:
         return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
 
     def _heads(self, x: Tensor, weight: Tensor) -> Tensor:
-        return linear(x, weight).unflatten(-1, (-1, self.head_dim))
+        return project(x, weight).unflatten(-1, (-1, self.head_dim))
 
     def _turn(self, heads: Tensor, positions: Tensor) -> Tensor:
         # A negative position would read the table from its end.
@@ -123,7 +123,7 @@ def attend_grouped(
     write_rows(k_cache, k, step.slot_mapping)
     write_rows(v_cache, v, step.slot_mapping)
     result = paged_attention(
-        q,
+        q[: step.num_tokens],
         k_cache,
         v_cache,
         query_start_loc=step.query_start_loc,
@@ -131,4 +131,4 @@ def attend_grouped(
         block_table=step.block_table,
         softmax_scale=layer.softmax_scale,
     )
-    return layer.output(result.out)
+    return layer.output(padded_rows(result.out, step))

@@ -8,6 +8,7 @@ model is changed: with `topk` as long as the text, it is SmolLM2.
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 
@@ -16,8 +17,18 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file
 from torch import Tensor
 
-from mla_ref.backends import AttnSpec, Backend, Plan, TorchBackend
-from mla_ref.batching import Step
+from mla_ref.backends import AttnSpec, Backend, TorchBackend
+from mla_ref.batching import (
+    Route,
+    ScratchPlan,
+    ServingLimits,
+    SpecMode,
+    Step,
+    attend_along,
+    plan_scratch,
+    route,
+    route_per_request,
+)
 from mla_ref.checks import require_choice, require_count
 from mla_ref.layers import MLAConfig, index_source, preset
 from mla_ref.models.indexer_layer import IndexerLayer
@@ -30,14 +41,19 @@ CACHE_DTYPES = {"fp8": torch.uint8, "fp32": torch.float32}
 
 @dataclass(frozen=True)
 class SparseState:
-    """What a run holds: each layer's cache, and the plan that all layers share."""
+    """What a run holds.
+
+    Attributes:
+        caches: Each layer's cache.
+        scratch: Buffers of both kernels, which all layers share.
+    """
 
     caches: list[SparseCache]
-    plan: Plan
+    scratch: ScratchPlan
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all caches; the plan's buffers are not counted."""
+        """Bytes of all caches; the buffers are not counted."""
         return sum(
             part.nbytes
             for cache in self.caches
@@ -55,7 +71,7 @@ class SparseSmolLM2:
         indexers: The full layers' indexers, by layer.
         backend: Who computes the attention.
         cache_format: "fp8", rows of 656 bytes and index keys of 132, or "fp32".
-        max_rows: New tokens a step at most.
+        max_rows: New tokens a step at most, where a cache is made without limits.
     """
 
     def __init__(
@@ -76,7 +92,7 @@ class SparseSmolLM2:
             attention: Dimensions; left out, those of the preset "smollm2-packed".
             backend: Left out, the torch backend.
             cache_format: How rows and index keys are stored.
-            max_rows: New tokens a step at most; buffers are planned for so many.
+            max_rows: New tokens a step at most, where a cache is made without limits.
 
         Raises:
             ValueError: The indexers are not those that the dimensions ask for, or a choice is
@@ -119,14 +135,23 @@ class SparseSmolLM2:
         return self.dense.config
 
     def new_cache(
-        self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
+        self,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype | None = None,
+        *,
+        limits: ServingLimits | None = None,
+        mode: str | None = None,
     ) -> SparseState:
-        """Empty caches for all layers, and a plan.
+        """Empty caches for all layers, and buffers for both kernels.
 
         Args:
             num_pages: Pages for all requests together.
             page_size: Tokens a page.
             dtype: Overrides what `cache_format` says: uint8 for FP8.
+            limits: What the server is configured for; left out, steps of at most `max_rows`
+                tokens and no drafts.
+            mode: Where verifier batches go, "auto" (default), "0" or "1"; see `SpecMode`.
         """
         require_count("num_pages", num_pages)
         require_count("page_size", page_size, at_least=1)
@@ -145,50 +170,62 @@ class SparseSmolLM2:
             cache_format="fp8" if dtype == torch.uint8 else "bf16",
             q_dtype=self.dense.dtype,
         )
-        device = self.dense.weights.embedding.device
-        plan = self.backend.plan(
-            spec, max_rows=self.max_rows, max_requests=self.max_rows, device=device
+        scratch = plan_scratch(
+            self.backend,
+            spec,
+            limits or ServingLimits(self.max_rows, self.max_rows),
+            mode or SpecMode.AUTO,
+            device=self.dense.weights.embedding.device,
         )
-        return SparseState(caches, plan)
+        return SparseState(caches, scratch)
+
+    def route(self, step: Step, cache: SparseState, *, per_request: bool = False) -> Route:
+        """Which kernel takes which rows of a step, and why.
+
+        Args:
+            step: The batch.
+            cache: From `new_cache`, with the buffers and the mode.
+            per_request: Each request to the kernel that it would get alone, so that a chunk of a
+                prompt does not take the verifier's rows with it.
+        """
+        return (route_per_request if per_request else route)(step, cache.scratch)
 
     def forward(
         self,
-        token_ids: Int[Tensor, " num_tokens"],
+        token_ids: Int[Tensor, " padded_tokens"],
         step: Step,
         cache: SparseState,
         *,
-        route: str | None = None,
+        route: Route | None = None,
         selected: list[Tensor] | None = None,
-    ) -> Float[Tensor, "num_tokens hidden"]:
+    ) -> Float[Tensor, "padded_tokens hidden"]:
         """Run the new tokens of a step; rows and index keys are written into the caches.
 
         Args:
             token_ids: The new tokens, one request after the other, as the step describes.
             step: The batch.
             cache: From `new_cache`.
-            route: "decode" or "extend"; left out, decode for one token a request.
+            route: From `route`; left out, one kernel for the batch, by `route`.
             selected: Where given, each layer's positions are appended; nothing else changes.
 
         Returns:
             Hidden states after the last norm, for `logits`.
         """
         x = self.dense.embed(token_ids, step)
-        if route is None:
-            route = "decode" if len(token_ids) <= len(step.seq_lens) else "extend"
+        attend = partial(attend_along, route or self.route(step, cache), cache.scratch)
         full = tuple(sorted(self.indexers))
         chosen: dict[int, Tensor] = {}
-        for layer in range(self.config.num_layers):
+        for layer, weights in enumerate(self.dense.layers):
             attended, chosen[layer] = attend_sparse(
-                self.dense.packed(layer),
+                weights.packed(),
                 self.indexers.get(layer),
-                self.dense.attention_input(layer, x),
+                weights.attention_input(x),
                 cache.caches[layer],
                 step,
-                cache.plan,
-                route=route,
+                attend,
                 selected=chosen.get(index_source(layer, full)),
             )
-            x = self.dense.feed_forward(layer, x + attended)
+            x = weights.feed_forward(x + attended)
         if selected is not None:
             selected.extend(chosen.values())
         return self.dense.last_norm(x)

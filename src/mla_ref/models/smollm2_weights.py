@@ -178,7 +178,7 @@ class SmolLM2Weights:
         named = {
             f"blk.{layer}.{name}.weight": getattr(weights, name)
             for layer, weights in enumerate(self.layers)
-            for name in _layer_shapes(self.config)
+            for name in layer_shapes(self.config)
         }
         return named | {
             "token_embd.weight": self.embedding,
@@ -190,7 +190,7 @@ class SmolLM2Weights:
         cls, config: SmolLM2Config, tensor: Callable[[str, tuple[int, ...]], Tensor]
     ) -> "SmolLM2Weights":
         """Ask `tensor` for every tensor of the architecture, by GGUF name and shape."""
-        hidden, shapes = config.hidden_size, _layer_shapes(config)
+        hidden, shapes = config.hidden_size, layer_shapes(config)
         return cls(
             config=config,
             embedding=tensor("token_embd.weight", (config.vocab_size, hidden)),
@@ -207,7 +207,8 @@ class SmolLM2Weights:
         )
 
 
-def _layer_shapes(config: SmolLM2Config) -> dict[str, tuple[int, ...]]:
+def layer_shapes(config: SmolLM2Config) -> dict[str, tuple[int, ...]]:
+    """Shapes of one layer's tensors, by the names of `LayerWeights`."""
     hidden, intermediate = config.hidden_size, config.intermediate_size
     q_width = config.num_heads * config.head_dim
     kv_width = config.num_kv_heads * config.head_dim

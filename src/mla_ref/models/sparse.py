@@ -9,23 +9,41 @@ earlier ones in the cache, and each row's own causal length decides what it may 
 """
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.attention import absorb_query, project_values
-from mla_ref.backends import Plan
 from mla_ref.batching import Step
 from mla_ref.cache import new_index_cache, write_fp8_rows, write_index_keys, write_rows
 from mla_ref.cache.fp8_rows import ROW_BYTES
-from mla_ref.checks import require_choice, require_integer, require_size
+from mla_ref.checks import describe, require_integer, require_size
 from mla_ref.indexer import positions_to_slots, select_positions
 from mla_ref.layers import MLAConfig
 from mla_ref.models.indexer_layer import IndexerLayer
-from mla_ref.models.projections import LatentProjections
+from mla_ref.models.projections import LatentProjections, padded_rows
+from mla_ref.numerics import AttentionResult
 
-ROUTES = ("decode", "extend")
+
+@runtime_checkable
+class Attend(Protocol):
+    """Attention of all rows of a step over their slots.
+
+    A plan's `decode` (rung 10) or `extend` (rung 9), or `partial(attend_along, route, scratch)`,
+    which sends each segment of a step to its kernel.
+    """
+
+    def __call__(
+        self,
+        q: Float[Tensor, "rows h d_row"],
+        kv_cache: Shaped[Tensor, "pages page_size row"],
+        indices: Int[Tensor, "rows topk"],
+        *,
+        softmax_scale: float,
+    ) -> AttentionResult:
+        """Arguments as in `Plan.decode`."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +75,14 @@ class SparseCache:
 def attend_sparse(
     layer: LatentProjections,
     indexer: IndexerLayer | None,
-    x: Float[Tensor, "num_tokens hidden"],
+    x: Float[Tensor, "padded_tokens hidden"],
     cache: SparseCache,
     step: Step,
-    plan: Plan,
+    attend: Attend,
     *,
-    route: str,
-    selected: Int[Tensor, "num_tokens topk"] | None = None,
+    selected: Int[Tensor, "padded_tokens topk"] | None = None,
     scale_rule: str = "fp32",
-) -> tuple[Float[Tensor, "num_tokens hidden"], Int[Tensor, "num_tokens topk"]]:
+) -> tuple[Float[Tensor, "padded_tokens hidden"], Int[Tensor, "padded_tokens topk"]]:
     """Write the new rows, choose the keys of each and attend to them.
 
     Args:
@@ -74,8 +91,7 @@ def attend_sparse(
         x: Input of the attention (after its norm), one row a new token.
         cache: Of this layer; the step's slots are overwritten in place.
         step: The batch.
-        plan: Of a backend, for as many rows at least.
-        route: "decode" (rung 10) or "extend" (rung 9). Both give the same.
+        attend: Who attends, with buffers for as many rows at least. All give the same.
         selected: Positions that an earlier layer chose; read only where `indexer` is None.
         scale_rule: Of the 656-byte rows.
 
@@ -84,8 +100,10 @@ def attend_sparse(
 
     Raises:
         ValueError: There is neither an indexer nor a list, or no place for index keys.
+        TypeError: `attend` cannot be called.
     """
-    require_choice("route", route, ROUTES)
+    if not callable(attend):
+        raise TypeError(f"attend must be a plan's decode or extend, got {describe(attend)}")
     latent, rows = layer.query_latent(x), layer.kv_rows(x, step.positions)
     # The list comes first: a step that is refused for want of one leaves the cache as it was.
     if indexer is None:
@@ -101,29 +119,28 @@ def attend_sparse(
     )
     q_nope, q_pe = layer.queries(latent, step.positions)
     q = absorb_query(q_nope, q_pe, layer.w_uk)
-    attend = plan.decode if route == "decode" else plan.extend
     result = attend(q, cache.kv, slots, softmax_scale=layer.softmax_scale)
     return layer.output(project_values(result.out, layer.w_uv)), chosen
 
 
 def _shared(
-    selected: Int[Tensor, "num_tokens topk"] | None, step: Step
-) -> Int[Tensor, "num_tokens topk"]:
+    selected: Int[Tensor, "padded_tokens topk"] | None, step: Step
+) -> Int[Tensor, "padded_tokens topk"]:
     """The list of an earlier layer, which must be there and have a row for each new token."""
     if selected is None:
         raise ValueError("selected must hold an earlier layer's list where a layer has no indexer")
-    require_integer("selected", selected, "num_tokens topk")
+    require_integer("selected", selected, "padded_tokens topk")
     require_size("selected", selected, 0, step.positions.shape[0], "one list a new token")
     return selected
 
 
 def _select(
     indexer: IndexerLayer,
-    latent: Float[Tensor, "num_tokens d_q"],
-    x: Float[Tensor, "num_tokens hidden"],
+    latent: Float[Tensor, "padded_tokens d_q"],
+    x: Float[Tensor, "padded_tokens hidden"],
     cache: SparseCache,
     step: Step,
-) -> Int[Tensor, "num_tokens topk"]:
+) -> Int[Tensor, "padded_tokens topk"]:
     if cache.index is None:
         raise ValueError("cache.index must be there in a layer with an indexer, got None")
     config = indexer.config
@@ -134,9 +151,9 @@ def _select(
         scale_rule=config.scale_rule,
     )
     q, weights = indexer.queries(latent, x, step.positions)
-    return select_positions(
-        q,
-        weights,
+    chosen = select_positions(
+        q[: step.num_tokens],
+        weights[: step.num_tokens],
         cache.index,
         query_start_loc=step.query_start_loc,
         seq_lens=step.seq_lens,
@@ -144,3 +161,4 @@ def _select(
         topk=config.topk,
         scale_rule=config.scale_rule,
     )
+    return padded_rows(chosen, step, -1)

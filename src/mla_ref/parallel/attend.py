@@ -19,13 +19,12 @@ import torch.distributed as dist
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from mla_ref.backends import Plan
+from mla_ref.backends import KINDS, Plan
 from mla_ref.checks import describe, require_choice, require_float, require_integer, require_size
 from mla_ref.indexer import own_positions, positions_to_slots
 from mla_ref.numerics import AttentionResult, apply_sink, lse_dtype, merge_many
 from mla_ref.parallel.exchange import exchange_heads, gather_over_ranks, require_group
 from mla_ref.parallel.ownership import require_share
-from mla_ref.parallel.plan import ROUTES
 from mla_ref.parallel.slots import require_page_holds_chunks
 
 HEADS = ("all", "own")
@@ -74,7 +73,9 @@ def attend_to_share(
         which the rank holds no key.
     """
     require_share(rank, world, interleave)
-    require_choice("route", route, ROUTES)
+    require_choice("route", route, KINDS)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must have nbytes, decode, extend, got {describe(plan)}")
     if not isinstance(kv_cache, Tensor) or kv_cache.ndim != 3:
         raise ValueError(
             f"kv_cache must have the shape [pages, page_size, row], got {describe(kv_cache)}"

@@ -48,13 +48,16 @@ def global_positions(
 ) -> Int[Tensor, "*shape"]:
     """The position in the request of each place in a rank's share; -1 for a negative place.
 
-    It rises with `local`, so a tie that a rank decides for the lower local position is decided for
-    the lower global one.
+    -1 too where the position does not fit the integers of `local`: it would come round as another
+    one. It rises with `local`, so a tie that a rank decides for the lower local position is decided
+    for the lower global one.
     """
     _require_integers("local", local)
     require_share(rank, world, interleave)
-    chunk, offset = local // interleave, local % interleave
-    return torch.where(local < 0, -1, (chunk * world + rank) * interleave + offset)
+    chunk, offset = local.long() // interleave, local % interleave
+    found = (chunk * world + rank) * interleave + offset
+    none = (local < 0) | (found > torch.iinfo(local.dtype).max)
+    return torch.where(none, -1, found).to(local.dtype)
 
 
 def local_lens(
@@ -67,7 +70,8 @@ def local_lens(
     the last row and counts down by one a row loses its newest keys.
 
     Args:
-        global_lens: Lengths over all ranks. Nothing is read back to the host.
+        global_lens: Lengths over all ranks; one below 0 counts as 0. Nothing is read back to the
+            host.
         rank: Whose share.
         world: Number of ranks.
         interleave: Neighbouring positions that stay together.
@@ -77,7 +81,8 @@ def local_lens(
     """
     _require_integers("global_lens", global_lens)
     require_share(rank, world, interleave)
-    rounds, rest = global_lens // (world * interleave), global_lens % (world * interleave)
+    lens = global_lens.clamp(min=0)
+    rounds, rest = lens // (world * interleave), lens % (world * interleave)
     return rounds * interleave + (rest - rank * interleave).clamp(0, interleave)
 
 

@@ -10,12 +10,12 @@ import math
 import torch
 from torch import Tensor
 
-from mla_ref.backends import AttnSpec, Backend, Plan
+from mla_ref.backends import KINDS, AttnSpec, Backend, Plan
+from mla_ref.backends.protocol import require_kinds
 from mla_ref.cache import pack_fp8_rows
 from mla_ref.checks import describe, require_count
 from mla_ref.numerics import AttentionResult, lse_dtype
 
-ROUTES = ("decode", "extend")
 KEYS = 3
 
 
@@ -26,11 +26,12 @@ def plan_for_ranks(
     max_rows: int,
     max_requests: int,
     device: torch.device,
+    kinds: tuple[str, ...] = KINDS,
 ) -> Plan:
     """Plan as `backend.plan` does, and refuse a plan whose results cannot be merged over ranks.
 
-    The plan runs a row over three keys and a row over none, in both ways; this reads back to the
-    host, once.
+    The plan runs a row over three keys and a row over none, in each of its kinds; this reads back
+    to the host, once.
 
     Args:
         backend: Who computes a rank's share.
@@ -39,6 +40,7 @@ def plan_for_ranks(
         max_rows: As in `Backend.plan`, and at least 1.
         max_requests: As in `Backend.plan`.
         device: As in `Backend.plan`.
+        kinds: As in `Backend.plan`.
 
     Raises:
         ValueError: The backend does not serve the spec, or a run gives no LSE, a narrow one, one
@@ -47,8 +49,10 @@ def plan_for_ranks(
     require_count("max_rows", max_rows, at_least=1)
     if not isinstance(backend, Backend):
         raise TypeError(f"backend must have name, parts, supports, plan, got {describe(backend)}")
-    plan = backend.plan(spec, max_rows=max_rows, max_requests=max_requests, device=device)
-    for route in ROUTES:
+    plan = backend.plan(
+        spec, max_rows=max_rows, max_requests=max_requests, device=device, kinds=kinds
+    )
+    for route in require_kinds(kinds):
         for listed in (min(spec.topk, KEYS), 0):
             if fault := _fault(_probe(plan, route, spec, listed, device), spec, listed):
                 raise ValueError(

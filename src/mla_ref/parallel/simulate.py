@@ -10,8 +10,15 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from mla_ref.backends import AttnSpec, Backend, TorchBackend
-from mla_ref.checks import require_count, require_float, require_integer, require_size
+from mla_ref.backends import KINDS, AttnSpec, Backend, TorchBackend
+from mla_ref.checks import (
+    require_choice,
+    require_count,
+    require_float,
+    require_integer,
+    require_same_device,
+    require_size,
+)
 from mla_ref.numerics import AttentionResult
 from mla_ref.parallel.attend import attend_to_share, merge_shares
 from mla_ref.parallel.ownership import require_share
@@ -97,7 +104,11 @@ def simulate_shares(
     require_float("q", q, "rows h d_row")
     require_integer("positions", positions, "rows k")
     require_share(0, world, interleave)
+    require_choice("route", route, KINDS)
     request_of_row = _requests(q, kv_rows, request_of_row)
+    require_same_device(
+        {"q": q, "kv_rows": kv_rows[0], "positions": positions, "request_of_row": request_of_row}
+    )
     if require_count("kv_lora_rank", kv_lora_rank, at_least=1) > q.shape[2]:
         raise ValueError(
             f"kv_lora_rank must lie in 1 .. {q.shape[2]}, the row of q, got {kv_lora_rank}"
@@ -118,6 +129,7 @@ def simulate_shares(
         max_rows=max(q.shape[0], 1),
         max_requests=len(kv_rows),
         device=q.device,
+        kinds=(route,),
     )
     shares = []
     for rank in range(world):

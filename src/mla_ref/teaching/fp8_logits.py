@@ -81,7 +81,7 @@ def _log_probabilities(real: RealModel, ids: Tensor, rotation: Tensor | None) ->
     model, positions = real.model, torch.arange(len(ids))
     x = model.weights.embedding[ids]
     for layer in range(model.config.num_layers):
-        gqa, h = model.gqa(layer), model.attention_input(layer, x)
+        gqa, h = model.gqa(layer), model.layers[layer].attention_input(x)
         q, k, v = gqa.queries(h, positions), gqa.keys(h, positions), gqa.values(h)
         if rotation is not None:
             k, v = _through_bytes(k, v, rotation)
@@ -89,7 +89,7 @@ def _log_probabilities(real: RealModel, ids: Tensor, rotation: Tensor | None) ->
         out = scaled_dot_product_attention(
             q, k, v, is_causal=True, scale=gqa.softmax_scale, enable_gqa=True
         )
-        x = model.feed_forward(layer, x + gqa.output(out.transpose(0, 1)))
+        x = model.layers[layer].feed_forward(x + gqa.output(out.transpose(0, 1)))
     return model.logits(model.last_norm(x)).log_softmax(dim=-1)
 
 

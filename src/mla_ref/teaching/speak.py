@@ -4,10 +4,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
 
 from mla_ref.checks import require_count
-from mla_ref.layers import rms_norm
 from mla_ref.numerics import AttentionResult
 from mla_ref.teaching.real_input import RealModel
 
@@ -25,29 +23,24 @@ def continue_text(
         num_tokens: Tokens to add.
     """
     require_count("num_tokens", num_tokens, at_least=1)
-    model, config = real.model, real.model.config
-    layers = [(weights, model.gqa(i)) for i, weights in enumerate(model.weights.layers)]
-    cache: list[tuple[Tensor, ...]] = [() for _ in layers]
+    model = real.model
+    cache: list[tuple[Tensor, ...]] = [() for _ in model.layers]
     new = torch.tensor(real.tokenizer.encode(prompt))
     text: list[int] = []
     position = 0
     for _ in range(num_tokens):
         positions = torch.arange(position, position + len(new))
         x = model.weights.embedding[new]
-        for i, (weights, gqa) in enumerate(layers):
-            h = rms_norm(x, weights.attn_norm, eps=config.rms_norm_eps)
+        for i, layer in enumerate(model.layers):
+            gqa, h = layer.gqa, layer.attention_input(x)
             added = gqa.keys(h, positions), gqa.values(h)
             old = cache[i]
             cache[i] = tuple(map(torch.cat, zip(old, added, strict=True))) if old else added
             out, _ = attention(
                 gqa.queries(h, positions), *cache[i], softmax_scale=gqa.softmax_scale
             )
-            x = x + gqa.output(out)
-            h = rms_norm(x, weights.ffn_norm, eps=config.rms_norm_eps)
-            gated = silu(linear(h, weights.ffn_gate)) * linear(h, weights.ffn_up)
-            x = x + linear(gated, weights.ffn_down)
-        last = rms_norm(x[-1:], model.weights.output_norm, eps=config.rms_norm_eps)
-        token = int(model.logits(last).argmax())
+            x = layer.feed_forward(x + gqa.output(out))
+        token = int(model.logits(model.last_norm(x[-1:])).argmax())
         text.append(token)
         position, new = position + len(new), torch.tensor([token])
     return real.tokenizer.decode(text)

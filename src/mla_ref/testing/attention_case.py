@@ -181,7 +181,9 @@ class AttentionCase(Case):
         if reason := adapter.backend.supports(spec, device):
             raise Skipped(reason)
         rows = max(self.rows, 1)
-        plan = adapter.backend.plan(spec, max_rows=rows, max_requests=rows, device=device)
+        plan = adapter.backend.plan(
+            spec, max_rows=rows, max_requests=rows, device=device, kinds=(self.kind,)
+        )
         return getattr(plan, self.kind)
 
     def _try(

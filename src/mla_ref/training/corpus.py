@@ -64,16 +64,27 @@ class Corpus:
 
     def batch(self, step: int, *, windows: int, length: int) -> Int[Tensor, "windows length"]:
         """Windows from random places of the training text; the same for the same step."""
-        require_count("windows", windows, at_least=1)
-        require_count("length", length, at_least=1)
-        last = self.train.shape[0] - length
-        if last < 0:
-            raise ValueError(
-                f"length must be at most the text's {self.train.shape[0]} tokens, got {length}"
-            )
-        generator = torch.Generator().manual_seed(step)
-        first = torch.randint(last + 1, (windows,), generator=generator)
-        return self.train[first[:, None] + torch.arange(length)]
+        return random_windows(self.train, step, windows=windows, length=length)
+
+
+def random_windows(
+    tokens: Int[Tensor, " n"], seed: int, *, windows: int, length: int
+) -> Int[Tensor, "windows length"]:
+    """Windows from random places of a text; the same for the same seed.
+
+    Raises:
+        ValueError: The text is shorter than a window.
+    """
+    require_count("windows", windows, at_least=1)
+    require_count("length", length, at_least=1)
+    last = tokens.shape[0] - length
+    if last < 0:
+        raise ValueError(
+            f"length must be at most the text's {tokens.shape[0]} tokens, got {length}"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.randint(last + 1, (windows,), generator=generator)
+    return tokens[first[:, None] + torch.arange(length)]
 
 
 def windows_of(tokens: Int[Tensor, " n"], length: int, most: int) -> Int[Tensor, "windows length"]:

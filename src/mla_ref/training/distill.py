@@ -96,7 +96,7 @@ def train_indexers(
     )
     warm_up = max(steps // 20, 1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimiser, lambda step: _schedule(step, steps, warm_up)
+        optimiser, lambda step: warm_up_and_fall(step, steps, warm_up)
     )
     for step in range(steps):
         batch = corpus.batch(step, windows=windows, length=length).to(device)
@@ -121,7 +121,8 @@ def train_indexers(
     return indexers
 
 
-def _schedule(step: int, steps: int, warm_up: int) -> float:
+def warm_up_and_fall(step: int, steps: int, warm_up: int) -> float:
+    """Factor on the learning rate: up in a line, then down as a cosine to a twentieth."""
     if step < warm_up:
         return (step + 1) / warm_up
     done = (step - warm_up) / max(steps - warm_up, 1)

@@ -78,7 +78,7 @@ def run_trunk(
     visible = causal_mask(s, x.device)
     for layer in range(model.config.num_layers):
         gqa = model.gqa(layer)
-        attention_input = model.attention_input(layer, x)
+        attention_input = model.layers[layer].attention_input(x)
         q, k, v = (
             t.unflatten(0, (b, s)) for t in gqa.qkv(attention_input.flatten(0, 1), positions)
         )
@@ -89,5 +89,5 @@ def run_trunk(
         grouped = shares.unflatten(1, (v.shape[2], -1))
         out = torch.einsum("bgqst,btgd->bsgqd", grouped, v).flatten(2, 3)
         x = x + gqa.output(out.flatten(0, 1)).unflatten(0, (b, s))
-        x = model.feed_forward(layer, x)
+        x = model.layers[layer].feed_forward(x)
     return model.last_norm(x)

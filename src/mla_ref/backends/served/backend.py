@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mla_ref.backends.protocol import AttnSpec
+from mla_ref.backends.protocol import KINDS, AttnSpec, require_kinds
 from mla_ref.backends.served.arithmetic import TILE
 from mla_ref.backends.served.plan import ServedPlan, split_length
 from mla_ref.backends.served.profile import ServedProfile
@@ -82,7 +82,13 @@ class ServedBackend:
         return f"the spec has {'; '.join(wrong)}" if wrong else None
 
     def plan(
-        self, spec: AttnSpec, *, max_rows: int, max_requests: int, device: torch.device
+        self,
+        spec: AttnSpec,
+        *,
+        max_rows: int,
+        max_requests: int,
+        device: torch.device,
+        kinds: tuple[str, ...] = KINDS,
     ) -> ServedPlan:
         """Partial results as the kernel keeps them: its padded heads, its dtype, fixed splits."""
         if not isinstance(spec, AttnSpec):
@@ -93,16 +99,20 @@ class ServedBackend:
         heads = None if reason else self.profile.padded_heads(spec.num_heads, spec.cache_format)
         if heads is None:
             raise ValueError(f"{self.name} does not serve this spec: {reason}")
-        wanted = min(-(-spec.topk // TILE), self.profile.max_splits)
-        # Whole tiles may need fewer splits: 5 tiles in 4 splits are 2 + 2 + 1.
-        splits = -(-spec.topk // split_length(spec.topk, wanted))
+        splits = 0
+        if "decode" in require_kinds(kinds):
+            wanted = min(-(-spec.topk // TILE), self.profile.max_splits)
+            # Whole tiles may need fewer splits: 5 tiles in 4 splits are 2 + 2 + 1.
+            splits = -(-spec.topk // split_length(spec.topk, wanted))
         shape = (splits, max_rows, heads)
         dtype = getattr(torch, self.profile.arithmetic.partials)
         partials = AttentionResult(
             torch.empty(*shape, LATENT, dtype=dtype, device=device),
             torch.empty(shape, dtype=torch.float32, device=device),
         )
-        return ServedPlan(spec, max_rows, splits, partials, self.profile, heads, self.pad_value)
+        return ServedPlan(
+            spec, max_rows, splits, partials, kinds, self.profile, heads, self.pad_value
+        )
 
 
 def served_backend(name: str, *, pad_value: float = 0.0) -> ServedBackend:

@@ -71,7 +71,9 @@ def arithmetic_error(
             cache_format="fp8" if kv_cache.dtype == torch.uint8 else "bf16",
             q_dtype=q.dtype,
         )
-        plan = backend.plan(spec, max_rows=len(q), max_requests=len(q), device=q.device)
+        plan = backend.plan(
+            spec, max_rows=len(q), max_requests=len(q), device=q.device, kinds=("decode",)
+        )
         got = plan.decode(
             q, kv_cache, indices, counts, softmax_scale=softmax_scale, out_dtype=out_dtype
         )

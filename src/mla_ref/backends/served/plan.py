@@ -69,7 +69,7 @@ class ServedPlan(TorchPlan):
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """Each list in splits of whole tiles of 64 entries. See `Plan.decode`."""
-        self._require(q, kv_cache, indices, counts, softmax_scale)
+        self._require("decode", q, kv_cache, indices, counts, softmax_scale)
         out_dtype = self._require_outputs(q, out, lse, out_dtype)
         found = self._attend(q, kv_cache, indices, counts, softmax_scale, self.num_splits)
         return self._hand_over(found, sink, out, lse, out_dtype)
@@ -88,13 +88,14 @@ class ServedPlan(TorchPlan):
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """The same arithmetic in one pass, without partial results. See `Plan.extend`."""
-        self._require(q, kv_cache, indices, counts, softmax_scale)
+        self._require("extend", q, kv_cache, indices, counts, softmax_scale)
         out_dtype = self._require_outputs(q, out, lse, out_dtype)
         found = self._attend(q, kv_cache, indices, counts, softmax_scale, 1)
         return self._hand_over(found, sink, out, lse, out_dtype)
 
     def _require(
         self,
+        kind: str,
         q: Tensor,
         kv_cache: Tensor,
         indices: Tensor,
@@ -102,7 +103,7 @@ class ServedPlan(TorchPlan):
         softmax_scale: float,
     ) -> None:
         """Raise unless a run fits its plan and the kernel; reads no values."""
-        self._require_planned(q, kv_cache, indices)
+        self._require_planned(kind, q, kv_cache, indices)
         require_sparse(q, kv_cache, indices, counts, softmax_scale, LATENT)
         if kv_cache.dtype not in (torch.uint8, q.dtype):
             raise ValueError(f"kv_cache must hold {q.dtype}, as q, got {describe(kv_cache)}")

@@ -12,7 +12,10 @@ from mla_ref.teaching.exercises.lesson_07 import ABSORB_QUERY, ABSORBED_ATTENTIO
 from mla_ref.teaching.exercises.lesson_08 import PACK, UNPACK
 from mla_ref.teaching.exercises.lesson_09 import INDEX_SCORES, TOPK
 from mla_ref.teaching.exercises.lesson_10 import SPARSE
-from mla_ref.teaching.exercises.lesson_11 import IS_VERIFIER, ROW_LENS
+from mla_ref.teaching.exercises.lesson_11 import ACCEPT_LENGTH, ACCEPT_OR_RECOVER
+from mla_ref.teaching.exercises.lesson_12 import IS_VERIFIER, ROW_LENS
+from mla_ref.teaching.exercises.lesson_13 import LOCAL_LENS
+from mla_ref.teaching.exercises.lesson_13_merge import MERGE_RANKS
 
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
@@ -36,8 +39,12 @@ EXERCISES: dict[str, Exercise] = {
         INDEX_SCORES,
         TOPK,
         SPARSE,
+        ACCEPT_LENGTH,
+        ACCEPT_OR_RECOVER,
         IS_VERIFIER,
         ROW_LENS,
+        LOCAL_LENS,
+        MERGE_RANKS,
     )
 }
 

@@ -1,233 +1,230 @@
-"""Exercises of lesson 11: is this a verifier batch, and how far does each of its rows see?"""
+"""Exercises of lesson 11: judge one draft, and count how many of a request's drafts stand."""
+
+from typing import Any
 
 import torch
 
-from mla_ref.batching import is_verifier_batch
+from mla_ref.checks import describe
 from mla_ref.teaching.exercises.exercise import Case, Complaint, Exercise, Function
-from mla_ref.teaching.exercises.expect import expect_tensor
+from mla_ref.teaching.exercises.expect import expect_parts, expect_tensor
 
 
-def _batch_case(
-    name: str,
-    query_lens: tuple[int, ...],
-    flags: tuple[bool, ...] | None,
-    why: str,
-    *,
-    n: int = 3,
-    num_reqs: int | None = None,
-) -> Case:
-    """A batch; without `num_reqs` all of its requests are real."""
-    real = len(query_lens) if num_reqs is None else num_reqs
+def _length_case(name: str, accepted: list[list[int]], expected: list[int], why: str) -> Case:
+    """Requests whose drafts passed (1) or not (0)."""
 
-    def check(is_verifier: Function) -> None:
-        given = None if flags is None else list(flags)
-        expected = is_verifier_batch(list(query_lens), given, n, num_reqs=real)
-        result = is_verifier(list(query_lens), given, real, n)
-        if not isinstance(result, bool) or result != expected:
+    def check(accept_length: Function) -> None:
+        mask = torch.tensor(accepted, dtype=torch.bool).reshape(len(expected), -1)
+        result = accept_length(mask)
+        lengths = expect_tensor(result, torch.int64, (len(expected),), "the result")
+        if lengths.tolist() != expected:
             raise Complaint(
-                f"for query_lens {list(query_lens)}, is_prefilling {given}, num_reqs {real} and "
-                f"n = {n} the result is {result!r}, expected {expected}"
+                f"for accepted {accepted} the result is {lengths.tolist()}, expected {expected}"
             )
 
     return Case(name, why, check)
 
 
-def _check_host_tensor(is_verifier: Function) -> None:
-    for flags, expected in (([False, False], True), ([False, True], False)):
-        result = is_verifier([4, 4], torch.tensor(flags), 2, 3)
-        if not isinstance(result, bool) or result != expected:
-            raise Complaint(
-                f"for is_prefilling {torch.tensor(flags)!r} the result is {result!r}, expected "
-                f"{expected}"
-            )
+def _check_nobody(accept_length: Function) -> None:
+    result = accept_length(torch.zeros(0, 3, dtype=torch.bool))
+    expect_tensor(result, torch.int64, (0,), "the result for accepted of shape [0, 3]")
 
 
-def _check_device_tensor(is_verifier: Function) -> None:
-    # "meta" stands for a GPU here: a device whose numbers the host cannot read at once.
-    flags = torch.zeros(2, dtype=torch.bool, device="meta")
-    for query_lens in ([4, 4], [1, 1]):
-        try:
-            is_verifier(query_lens, flags, 2, 3)
-        except Complaint as complaint:
-            if isinstance(complaint.__cause__, TypeError):
-                continue
-            raise
-        except NotImplementedError:
-            pass  # it returned: grade cannot compare the numbers of such a tensor either
-        raise Complaint(
-            f"for query_lens {query_lens} and flags on a device there was no error, expected a "
-            "TypeError"
-        )
-
-
-IS_VERIFIER = Exercise(
-    id="11-is-verifier",
-    title="Is this a verifier batch?",
+ACCEPT_LENGTH = Exercise(
+    id="11-accept-length",
+    title="How many drafts stand?",
     task=(
-        "Write `is_verifier(query_lens, is_prefilling, num_reqs, n)`: `True` if this batch "
-        "verifies drafts. `query_lens` are the new tokens of each request; `is_prefilling` says of "
-        "each whether it still runs its prompt, as a list of bools or a tensor, or is None if "
-        "nobody has said. The first `num_reqs` requests are real and the others padding, which may "
-        "hold anything in `is_prefilling`; a real request may have no token, and then decides "
-        "nothing either. `n` drafts a request are configured, 0 for none. A batch in which no "
-        "request has more than one token is plain decoding: `False`. Flags in a tensor that is not "
-        "on the CPU are a TypeError, whatever the lengths."
+        "Write `accept_length(accepted)`: how many drafts of each request stand, as int64. "
+        "`accepted[r, i]` says whether draft `i` of request `r` passed its own test; a request "
+        "with fewer drafts has False behind them. A draft behind one that failed does not count, "
+        "whatever its own test said. There may be no request, and no draft. Try to do without a "
+        "Python loop."
     ),
-    signature=(
-        "def is_verifier(\n    query_lens: list[int],\n"
-        "    is_prefilling: list[bool] | Tensor | None,\n    num_reqs: int,\n    n: int,\n"
-        ") -> bool:"
-    ),
+    signature='def accept_length(accepted: Bool[Tensor, "b n"]) -> Int[Tensor, " b"]:',
     cases=(
-        _batch_case(
-            "three requests with all drafts",
-            (4, 4, 4),
-            (False,) * 3,
-            "The batch that the question is about: n is 3, and everyone brings 1 + 3 tokens.",
+        _length_case(
+            "all four pass",
+            [[1, 1, 1, 1]],
+            [4],
+            "The best step there is. The bonus that follows is no draft and is not counted here.",
         ),
-        _batch_case(
-            "a request with fewer drafts, and one with none",
-            (4, 1, 3),
-            (False,) * 3,
-            "A drafter may give up early. Each row has a length of its own, so a ragged batch is "
-            "no harder.",
+        _length_case(
+            "one fails, and two pass behind it",
+            [[1, 0, 1, 1]],
+            [1],
+            "Drafts 2 and 3 followed a token that is not in the text (vllm#2658).",
         ),
-        _batch_case("one token each", (1, 1, 1), (False,) * 3, "Plain decoding."),
-        _batch_case(
-            "several tokens, but no drafts are configured",
-            (4, 4),
-            (False,) * 2,
-            "Whatever these tokens are, nobody verifies them.",
-            n=0,
+        _length_case(
+            "none passes",
+            [[0, 0, 0]],
+            [0],
+            "The step still gives a token, the recovered one. It is no draft either.",
         ),
-        _batch_case(
-            "five tokens with n = 3",
-            (4, 5),
-            (False,) * 2,
-            "More than a verifier can bring.",
+        _length_case(
+            "four requests, ragged",
+            [[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 1, 1]],
+            [2, 1, 3, 0],
+            "Each request goes on from where its own drafts ended.",
         ),
-        _batch_case(
-            "a short chunk of a prompt",
-            (4, 4, 4),
-            (False, False, True),
-            "The same shape as a verifier's. Only the scheduler knows (vllm-ascend#5583).",
+        _length_case(
+            "nobody has a draft",
+            [[], []],
+            [0, 0],
+            "An n-gram drafter finds nothing in a fresh text: the step is plain decoding.",
         ),
-        _batch_case(
-            "a chunk of one token",
-            (4, 1),
-            (False, True),
-            "The last token of a long prompt, alone. It is prefill, too.",
-        ),
-        _batch_case(
-            "nobody has said who is prefilling",
-            (4, 4),
-            None,
-            "Not knowing is no permission: extend is right for every batch.",
-        ),
-        _batch_case(
-            "a stale flag in padding",
-            (4, 4, 0),
-            (False, False, True),
-            "The request that was here has finished, and its flag was left behind (vllm#41841).",
-            num_reqs=2,
-        ),
-        _batch_case(
-            "a stale flag, and num_reqs counts the padding",
-            (4, 4, 0, 0),
-            (False, False, True, True),
-            "In a replayed graph vLLM's num_reqs is the padded count, so cutting there does not "
-            "help. Who runs no token is not prefilling now.",
-        ),
-        _batch_case(
-            "nobody",
-            (0, 0),
-            (True, True),
-            "Warm-up.",
-            num_reqs=0,
-        ),
-        Case("flags in a host tensor", "As a server holds them.", _check_host_tensor),
-        Case(
-            "flags on a device",
-            "Reading them makes the host wait for all that the device has queued, every step, and "
-            "is illegal while a graph is captured. A TypeError is found in the first test.",
-            _check_device_tensor,
-        ),
+        Case("no request", "A step of chunks of prompts: nobody judges anything.", _check_nobody),
     ),
 )
 
 
-def _rows_case(name: str, requests: tuple[tuple[int, int], ...], num_rows: int, why: str) -> Case:
-    """A batch of (tokens in the cache, new tokens) per request, padded to `num_rows`."""
+def _judge(answer: Function, p: Any, q: Any, draft: int, u: float, e: Any) -> tuple[int, bool]:
+    result = expect_parts(answer(p, q, draft, u, e), ("token", "accepted"))
+    for value, kind, what in zip(result, (int, bool), ("token", "accepted"), strict=True):
+        if type(value) is not kind:
+            raise Complaint(f"{what} is {describe(value)}, expected {kind.__name__}")
+    token, accepted = result
+    return token, accepted
 
-    def check(row_lens: Function) -> None:
-        # Token by token, so that nothing here gives the formula away to the reader.
-        expected = []
-        for computed, new in requests:
-            seen = computed
-            for _ in range(new):
-                seen += 1
-                expected.append(seen)
-        expected += [0] * (num_rows - len(expected))
-        computed_lens = torch.tensor([c for c, _ in requests], dtype=torch.int64)
-        query_lens = torch.tensor([q for _, q in requests], dtype=torch.int64)
-        result = row_lens(computed_lens, query_lens, num_rows)
-        lens = expect_tensor(result, torch.int64, (num_rows,), "the result")
-        if lens.tolist() != expected:
+
+def _judge_case(
+    name: str,
+    p: list[float],
+    q: list[float],
+    draft: int,
+    u: float,
+    e: list[float],
+    expected: tuple[int, bool],
+    why: str,
+) -> Case:
+    def check(answer: Function) -> None:
+        laws = [torch.tensor(law, dtype=torch.float64) for law in (p, q, e)]
+        result = _judge(answer, laws[0], laws[1], draft, u, laws[2])
+        if result != expected:
             raise Complaint(
-                f"for computed_lens {computed_lens.tolist()}, query_lens {query_lens.tolist()} and "
-                f"{num_rows} rows the result is {lens.tolist()}, expected {expected}"
+                f"for p {p}, q {q}, draft {draft}, u {u} and e {e} the result is {result}, "
+                f"expected {expected}"
             )
 
     return Case(name, why, check)
 
 
-ROW_LENS = Exercise(
-    id="11-row-lens",
-    title="A length for each row",
+_DRAWS = 2000
+
+
+def _check_law(answer: Function) -> None:
+    p = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    q = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
+    generator = torch.Generator().manual_seed(11)
+    drafts = torch.multinomial(q, _DRAWS, replacement=True, generator=generator).tolist()
+    uniform = (1 - torch.rand(_DRAWS, generator=generator, dtype=torch.float64)).tolist()
+    noise = torch.empty(_DRAWS, 4, dtype=torch.float64).exponential_(generator=generator)
+    tokens = [
+        _judge(answer, p, q, draft, u, e)[0]
+        for draft, u, e in zip(drafts, uniform, noise, strict=True)
+    ]
+    law = torch.bincount(torch.tensor(tokens), minlength=4) / _DRAWS
+    # Four standard deviations of a share of one half.
+    if len(law) != 4 or float((law - p).abs().max()) > 4 * (0.25 / _DRAWS) ** 0.5:
+        shares = [round(share, 3) for share in law.tolist()]
+        raise Complaint(
+            f"of {_DRAWS:,} drafts drawn from q {q.tolist()} came tokens with the shares {shares}, "
+            f"expected p {p.tolist()} up to chance"
+        )
+
+
+ACCEPT_OR_RECOVER = Exercise(
+    id="11-accept-or-recover",
+    title="Judge one draft",
     task=(
-        "Write `row_lens(computed_lens, query_lens, num_rows)`: how many keys each row of a step "
-        "may see, as int64. Request `r` has `computed_lens[r]` tokens in the cache and brings "
-        "`query_lens[r]` new ones, whose rows are written before the attention reads. The rows of "
-        "a batch lie request by request, and rows behind them, up to `num_rows`, are padding: they "
-        "see 0. A request may bring no token. Try to do without a Python loop."
+        "Write `accept_or_recover(p, q, draft, u, e)`: judge one draft. `p` is the target's law at "
+        "this place and `q` the law from which the token `draft` was drawn. Keep the draft if "
+        "`q[draft]` is above 0 and `p[draft] / q[draft]` is at least `u`, which is uniform in "
+        "(0, 1]. Else draw from the weights `max(p - q, 0)`: the token with the highest weight "
+        "over `e`, which holds independent draws of Exp(1). If rounding has left no weight, take "
+        "`p` for the weights. Return the tuple `(token, accepted)`, an int and a bool."
     ),
     signature=(
-        'def row_lens(\n    computed_lens: Int[Tensor, " b"],\n'
-        '    query_lens: Int[Tensor, " b"],\n    num_rows: int,\n) -> Int[Tensor, " rows"]:'
+        'def accept_or_recover(\n    p: Float[Tensor, " vocab"],\n'
+        '    q: Float[Tensor, " vocab"],\n    draft: int,\n    u: float,\n'
+        '    e: Float[Tensor, " vocab"],\n) -> tuple[int, bool]:'
     ),
     cases=(
-        _rows_case("one token each", ((9, 1), (4, 1)), 2, "Plain decoding: each sees itself, too."),
-        _rows_case(
-            "one verifier, three drafts",
-            ((6, 4),),
-            4,
-            "Draft after draft sees one key more. One length for the whole request would hide "
-            "drafts from the later ones, or show them to the earlier.",
+        _judge_case(
+            "the target likes the draft better than the drafter did",
+            [0.5, 0.3, 0.2],
+            [0.3, 0.5, 0.2],
+            0,
+            1.0,
+            [1.0, 1.0, 1.0],
+            (0, True),
+            "p / q is above 1: it is kept whatever u is. The test is of p / q, not of p.",
         ),
-        _rows_case(
-            "ragged",
-            ((6, 4), (9, 3), (4, 1)),
-            8,
-            "The row number counts within the request, and requests have different numbers.",
+        _judge_case(
+            "u exactly p / q",
+            [0.25, 0.75],
+            [0.5, 0.5],
+            0,
+            0.5,
+            [1.0, 1.0],
+            (0, True),
+            "u lies in (0, 1], so >= keeps a draft of ratio r with probability r, and one of "
+            "ratio 1 always.",
         ),
-        _rows_case(
-            "a fresh prompt beside verifiers",
-            ((5, 4), (0, 7)),
-            11,
-            "The same rule: kernels know no kinds of request.",
+        _judge_case(
+            "u just above p / q",
+            [0.25, 0.75],
+            [0.5, 0.5],
+            0,
+            0.51,
+            [0.1, 1.0],
+            (1, False),
+            "The drafter proposes it twice as often as the target would write it, so half of its "
+            "proposals must fall, and then it is not drawn again.",
         ),
-        _rows_case(
-            "a request without a token",
-            ((5, 2), (8, 0), (3, 2)),
-            4,
-            "It owns no row and shifts nobody.",
+        _judge_case(
+            "what is recovered, and from what",
+            [0.2, 0.4, 0.4],
+            [0.2, 0.1, 0.7],
+            2,
+            0.9,
+            [0.1, 0.5, 0.1],
+            (1, False),
+            "Token 0 is drafted as often as it should be, so nothing is missing there. To subtract "
+            "q at the draft alone would recover it (xllm#2175).",
         ),
-        _rows_case(
-            "padded to a graph's rows",
-            ((6, 4), (9, 2)),
-            12,
-            "A padded row must not go on counting: it belongs to nobody, and its list is empty.",
+        _judge_case(
+            "a race between two tokens",
+            [0.1, 0.4, 0.5],
+            [0.7, 0.1, 0.2],
+            0,
+            1.0,
+            [1.0, 6.0, 1.0],
+            (2, False),
+            "The weights are equal, 0.3 and 0.3; chance decides, and chance is e.",
         ),
-        _rows_case("a graph of nobody", (), 4, "The capture itself."),
+        _judge_case(
+            "a draft that its own law excludes",
+            [0.6, 0.4],
+            [0.0, 1.0],
+            0,
+            0.5,
+            [9.0, 1.0],
+            (0, False),
+            "p / q is infinite, and infinity passes every test. Such a draft did not come from q.",
+        ),
+        _judge_case(
+            "a rejection where p and q are equal but for rounding",
+            [0.5, 0.5],
+            [0.5 + 1e-12, 0.5],
+            0,
+            1.0,
+            [2.0, 1.0],
+            (1, False),
+            "max(p - q, 0) is 0 everywhere, and the argmax of nothing is token 0 (TorchCode#16).",
+        ),
+        Case(
+            "2,000 drafts",
+            "The only thing that was promised: what comes out has the law p, whatever q is.",
+            _check_law,
+        ),
     ),
 )

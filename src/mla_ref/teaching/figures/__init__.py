@@ -10,17 +10,22 @@ from mla_ref.teaching.figures.merge_tree import merge_tree
 from mla_ref.teaching.figures.mla_flow import mla_flow
 from mla_ref.teaching.figures.online_softmax import running_softmax
 from mla_ref.teaching.figures.page_map import page_map
+from mla_ref.teaching.figures.ranks import dealt_positions, rank_staircases
 from mla_ref.teaching.figures.roofline import roofline
 from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
 from mla_ref.teaching.figures.score_maps import score_maps, selection_quality
 from mla_ref.teaching.figures.sparse import list_splits, sparse_cliff
+from mla_ref.teaching.figures.speculative import acceptance, draft_steps
 from mla_ref.teaching.figures.token_bytes import token_bytes
 from mla_ref.teaching.figures.verifier import blocks_on_multiprocessors, verifier_rows
 
 __all__ = [
+    "acceptance",
     "block_tables",
     "blocks_on_multiprocessors",
     "byte_maps",
+    "dealt_positions",
+    "draft_steps",
     "error_by_position",
     "error_by_row",
     "forms_by_rows",
@@ -31,6 +36,7 @@ __all__ = [
     "merge_tree",
     "mla_flow",
     "page_map",
+    "rank_staircases",
     "roofline",
     "rope_layouts",
     "running_softmax",

@@ -24,12 +24,17 @@ from mla_ref.teaching.planted.merging import (
     merge_without_guard,
 )
 from mla_ref.teaching.planted.paging import neighbouring_pages_attention, whole_page_attention
+from mla_ref.teaching.planted.parallel import Base2Backend, local_lens_counted_down
 from mla_ref.teaching.planted.rope import rope_in_halves, rope_table_in_bfloat16
 from mla_ref.teaching.planted.scale import scale_from_mscale, scale_without_mscale
 from mla_ref.teaching.planted.sizing import bytes_without_index_keys
 from mla_ref.teaching.planted.sparse import (
     sparse_decode_with_a_sink_a_split,
     sparse_extend_reading_before_the_cache,
+)
+from mla_ref.teaching.planted.speculative import (
+    rejection_sample_counting_all,
+    rejection_sample_residual_at_the_draft,
 )
 from mla_ref.teaching.planted.verifier import (
     causal_attention_hiding_candidates,
@@ -207,6 +212,20 @@ PLANTED: tuple[PlantedBug, ...] = (
         "The LSE of a part is without the sink, which is applied once, after the last merge.",
     ),
     PlantedBug(
+        "B096",
+        ("vllm-project/vllm#2658",),
+        rejection_sample_counting_all,
+        "mla_ref.speculative.rejection_sample",
+        "Only the leading accepted drafts count: a cumulative product, then the sum.",
+    ),
+    PlantedBug(
+        "B098",
+        ("xLLM-AI/xllm#2175",),
+        rejection_sample_residual_at_the_draft,
+        "mla_ref.speculative.rejection_sample",
+        "What is recovered has the weights max(p - q, 0) over the whole vocabulary.",
+    ),
+    PlantedBug(
         "B001",
         ("local-inference-lab/vllm#164",),
         causal_attention_hiding_candidates,
@@ -220,10 +239,25 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.batching.is_verifier_batch",
         "Only a real request with a token to run can be prefilling; padding is cut off first.",
     ),
+    PlantedBug(
+        "B111",
+        ("flashinfer-ai/flashinfer#4485", "vllm-project/vllm#47079", "sgl-project/sglang#40903"),
+        Base2Backend,
+        "mla_ref.backends.TorchBackend",
+        "A plan for ranks is tried on keys of known LSE; another base is converted by name.",
+    ),
+    PlantedBug(
+        "B115",
+        ("ROCm/ATOM#2118", "lightseekorg/tokenspeed#364"),
+        local_lens_counted_down,
+        "mla_ref.parallel.local_lens",
+        "A share is a function of the row's global length, never of another share.",
+    ),
 )
 
 __all__ = [
     "PLANTED",
+    "Base2Backend",
     "PlantedBug",
     "backward_tiles_without_guard",
     "bytes_without_index_keys",
@@ -232,10 +266,13 @@ __all__ = [
     "index_scores_without_relu",
     "is_verifier_batch_with_padding",
     "latent_attention_scaled_by_its_row",
+    "local_lens_counted_down",
     "merge_in_base_2",
     "merge_without_guard",
     "neighbouring_pages_attention",
     "pack_fp8_rows_without_floor",
+    "rejection_sample_counting_all",
+    "rejection_sample_residual_at_the_draft",
     "rope_in_halves",
     "rope_table_in_bfloat16",
     "scale_from_mscale",

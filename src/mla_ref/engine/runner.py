@@ -1,0 +1,125 @@
+"""What a step computes: the model on all rows, the verifier on its logits, then the drafter."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+from mla_ref.batching import Route
+from mla_ref.engine.batch import Batch
+from mla_ref.engine.record import StopWatch
+from mla_ref.models.language_model import LanguageModel
+from mla_ref.speculative import Drafter, DraftRequest, verify
+
+
+class Executed(NamedTuple):
+    """What the target has said to a batch.
+
+    Attributes:
+        token_ids: New tokens of each request: accepted drafts and one more; none of a request
+            whose prompt goes on.
+        num_accepted: Accepted drafts of each.
+        hidden: Hidden states of all rows, for the drafter.
+        route: Which kernel took which rows; None where the model has only one.
+    """
+
+    token_ids: list[list[int]]
+    num_accepted: list[int]
+    hidden: Float[Tensor, "padded_tokens hidden"]
+    route: Route | None
+
+
+class Runner:
+    """The model and the drafter with their caches. It knows batches, and no queue.
+
+    Attributes:
+        model: The model.
+        drafter: Who proposes drafts, or None.
+        num_drafts: Drafts a request and step at most.
+        cache: The model's cache.
+        draft_cache: The drafter's, with the same pages: one block table serves both.
+        per_request: Whether each request is routed by itself.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        cache: Any,
+        *,
+        drafter: Drafter | None,
+        num_drafts: int,
+        draft_cache: Any,
+        per_request: bool,
+    ) -> None:
+        """Hold them."""
+        self.model, self.cache, self.per_request = model, cache, per_request
+        self.drafter, self.num_drafts, self.draft_cache = drafter, num_drafts, draft_cache
+
+    def execute(self, batch: Batch, watch: StopWatch) -> Executed:
+        """Route, run the model, and judge drafts and choose tokens from its logits."""
+        route = self.model.route(batch.step, self.cache, per_request=self.per_request)
+        watch.lap("schedule")
+        hidden = self.model.forward(batch.token_ids, batch.step, self.cache, route=route)
+        watch.lap("forward")
+        logits = self.model.logits(hidden[batch.logits_rows])
+        watch.lap("logits")
+        choosing = [item for item in batch.items if item.samples]
+        verified = verify(
+            logits,
+            [item.drafts for item in choosing],
+            [item.state.request.sampling for item in choosing],
+            # The noise of a token belongs to its place in the output, so that no draft, no
+            # neighbour and no preemption makes a request's chance another (vllm#51226).
+            [len(item.state.output_ids) for item in choosing],
+        )
+        found = zip(*verified, strict=True)
+        pairs = [next(found) if item.samples else ([], 0) for item in batch.items]
+        return Executed([t for t, _ in pairs], [n for _, n in pairs], hidden, route)
+
+    def draft(self, batch: Batch, executed: Executed) -> None:
+        """Let the drafter propose for all requests that go on.
+
+        Those in the middle of a prompt are shown to it too: a drafter with a cache needs its rows.
+
+        Raises:
+            ValueError: The drafter proposes too many tokens, one that is not in the vocabulary, or
+                sampled ones, whose probabilities this engine does not keep.
+        """
+        if self.drafter is None or not self.num_drafts:
+            return
+        states, asked = [], []
+        for place, item in enumerate(batch.items):
+            state = item.state
+            if state.finish_reason:
+                continue
+            wanted = min(self.num_drafts, state.max_drafts) if item.samples else 0
+            states.append(state)
+            asked.append(
+                DraftRequest(
+                    token_ids=state.token_ids,
+                    num_drafts=wanted,
+                    computed_len=state.num_computed,
+                    first_row=batch.first_rows[place],
+                    num_rows=item.valid_rows(executed.num_accepted[place]),
+                    block_table_row=place,
+                )
+            )
+        if not asked:
+            return
+        step = batch.step
+        drafts = self.drafter.propose(
+            asked, executed.hidden, step.block_table, step.page_size, self.draft_cache
+        )
+        vocab = self.model.config.vocab_size
+        for state, request, draft in zip(states, asked, drafts, strict=True):
+            ids, most = draft.token_ids, request.num_drafts
+            if len(ids) > most or any(not 0 <= token_id < vocab for token_id in ids):
+                raise ValueError(
+                    f"drafter {self.drafter.name!r} must propose at most {most} ids below {vocab} "
+                    f"for request {state.request.request_id!r}, got {ids}"
+                )
+            if draft.probs is not None:
+                raise ValueError(
+                    f"drafter {self.drafter.name!r} must choose its drafts, but has sampled them"
+                )
+            state.drafts = tuple(ids)

@@ -1,0 +1,113 @@
+"""Drafting with the MTP module: one pass over the target's new rows, then token by token.
+
+The module has a row for each position, as the target has. After a step of the target:
+
+    first pass   positions that are valid now, with the target's hidden states; the token of each
+                 is the one *after* it, so the newest token stands at the last valid position
+    then         one position further each time, on the module's own hidden state and its own guess
+
+The later rows are guesses: the next first pass writes over them with what came true. So after it
+the cache holds what a fresh run over the whole text would have put there, whatever was drafted and
+rejected in between (vllm#9730, mlxcel#1002), and nothing has to be rolled back.
+
+Rejected rows are left out of the first pass. A server that must not wait for the sampler keeps them
+as padding with slot -1 and corrects lengths on the device; then they must be corrected once and not
+twice (vllm#26498, vllm#32951).
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mla_ref.batching import Step
+from mla_ref.checks import require_count
+from mla_ref.models.mtp import MTPModule
+from mla_ref.speculative.drafter import Draft, DraftRequest
+
+
+class MTPDrafter:
+    """Greedy drafts of an MTP module.
+
+    Attributes:
+        module: The module, on the target's model.
+        num_drafts: Most tokens a draft; a request may want fewer.
+    """
+
+    name = "mtp"
+
+    def __init__(self, module: MTPModule, num_drafts: int) -> None:
+        """Draft with a module.
+
+        Raises:
+            ValueError: `num_drafts` is less than 1.
+        """
+        self.module = module
+        self.num_drafts = require_count("num_drafts", num_drafts, at_least=1)
+
+    def new_cache(self, num_pages: int, page_size: int) -> Float[Tensor, "*pages"]:
+        """One layer's cache with the target's pages."""
+        return self.module.new_cache(num_pages, page_size)
+
+    def propose(
+        self,
+        requests: Sequence[DraftRequest],
+        hidden: Float[Tensor, "rows hidden"],
+        block_table: Int[Tensor, "b max_pages"],
+        page_size: int,
+        cache: Float[Tensor, "*pages"],
+    ) -> list[Draft]:
+        """One draft a request; see `Drafter.propose`."""
+        drafts = [Draft([]) for _ in requests]
+        state = self._first_pass(requests, hidden, block_table, page_size, cache)
+        # Requests that want a token more; `state` has a row for each.
+        going = list(range(len(requests)))
+        for number in range(1, self.num_drafts + 1):
+            wanting = [i for i in going if requests[i].num_drafts >= number]
+            if not wanting:
+                break
+            if wanting != going:
+                state = state[torch.tensor([going.index(i) for i in wanting])]
+                going = wanting
+            if number > 1:
+                tables = block_table[[requests[i].block_table_row for i in going]]
+                computed = [requests[i].computed_len + number - 2 for i in going]
+                step = Step.build(computed, [1] * len(going), tables, page_size)
+                newest = [drafts[i].token_ids[-1] for i in going]
+                next_ids = torch.tensor(newest, device=block_table.device)
+                state = self.module.forward(next_ids, state, step, cache)
+            for i, token_id in zip(going, self.module.guess(state).tolist(), strict=True):
+                drafts[i].token_ids.append(token_id)
+        return drafts
+
+    def _first_pass(
+        self,
+        requests: Sequence[DraftRequest],
+        hidden: Float[Tensor, "rows hidden"],
+        block_table: Int[Tensor, "b max_pages"],
+        page_size: int,
+        cache: Float[Tensor, "*pages"],
+    ) -> Float[Tensor, "drafting hidden"]:
+        """Run the target's valid rows of this step; the state of each request's last one."""
+        spans = [(r.computed_len - r.num_rows, r.computed_len) for r in requests]
+        next_ids = [
+            token_id
+            for request, (first, end) in zip(requests, spans, strict=True)
+            for token_id in request.token_ids[first + 1 : end + 1]
+        ]
+        rows = [row for r in requests for row in range(r.first_row, r.first_row + r.num_rows)]
+        device, lens = block_table.device, [request.num_rows for request in requests]
+        step = Step.build(
+            [first for first, _ in spans],
+            lens,
+            block_table[[request.block_table_row for request in requests]],
+            page_size,
+        )
+        state = self.module.forward(
+            torch.tensor(next_ids, device=device),
+            hidden[torch.tensor(rows, device=device)],
+            step,
+            cache,
+        )
+        return state[torch.tensor(lens, device=device).cumsum(0) - 1]

@@ -1,0 +1,136 @@
+"""One step of the verifier as an engine calls it: logits and lists in, new tokens out."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mla_ref.checks import describe, require_count, require_float, require_size
+from mla_ref.speculative.noise import position_noise
+from mla_ref.speculative.rejection import rejection_sample
+from mla_ref.speculative.sampling import (
+    SamplingParams,
+    require_law,
+    require_params,
+    target_probs,
+)
+
+
+class NewTokens(NamedTuple):
+    """What a step adds to the requests.
+
+    Attributes:
+        token_ids: Of each request: its accepted drafts and one token more.
+        num_accepted: Of each request: the drafts among them.
+    """
+
+    token_ids: list[list[int]]
+    num_accepted: list[int]
+
+
+def verify(
+    logits: Float[Tensor, "rows vocab"],
+    draft_ids: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    draft_probs: Float[Tensor, "rows vocab"] | None = None,
+    *,
+    validate: bool = True,
+) -> NewTokens:
+    """Judge the drafts of each request and draw one token more; without drafts, plain sampling.
+
+    What a request gets depends on its own logits, drafts, seed and positions: not on its
+    neighbours, nor on its place in the batch. If all are greedy, no noise is made; the result is
+    that of the rejection rule.
+
+    Args:
+        logits: Rows of the requests one after the other, 1 + len(draft_ids[r]) for request r: row i
+            was run on draft i - 1 (row 0: on the newest token) and judges draft i.
+        draft_ids: Drafts of each request; an empty list where there are none.
+        params: One a request, not one a row.
+        positions: Output position of each request's first new token, from 0: the tokens that it has
+            put out so far.
+        draft_probs: As in `rejection_sample`, on the rows of logits; a draft that was chosen among
+            others that were sampled has a one-hot row. None: all were chosen.
+        validate: As in `target_probs`.
+
+    Raises:
+        ValueError: A list or tensor has another length, a draft lies outside the vocabulary, or a
+            row of logits gives no law.
+    """
+    vocab = require_float("logits", logits, "rows vocab").shape[1]
+    _require_drafts(draft_ids, vocab)
+    counts = [1 + len(drafts) for drafts in draft_ids]
+    require_size("logits", logits, 0, sum(counts), "1 + the number of drafts of each request")
+    require_params("params", params, len(counts), "one a request")
+    if not isinstance(positions, Sequence):
+        raise TypeError(f"positions must be a sequence of ints, got {describe(positions)}")
+    if len(positions) != len(counts):
+        raise ValueError(f"positions must have {len(counts)} entries, got {len(positions)}")
+    for position in positions:
+        require_count("positions", position)
+    if draft_probs is not None:
+        require_float("draft_probs", draft_probs, "rows vocab")
+        for dim, size in enumerate(logits.shape):
+            require_size("draft_probs", draft_probs, dim, size, "as logits")
+    if not counts:
+        return NewTokens([], [])
+    if draft_probs is None and all(p.is_greedy for p in params):
+        if validate:
+            require_law(logits)
+        return _greedy(logits, draft_ids)
+
+    row_params = [p for p, count in zip(params, counts, strict=True) for _ in range(count)]
+    row_positions = [
+        first + i for first, count in zip(positions, counts, strict=True) for i in range(count)
+    ]
+    # Greedy rows need no noise: their law has one token, which any noise draws.
+    uniform = torch.ones(len(row_params), dtype=torch.float64)
+    exponential = torch.ones(len(row_params), vocab)
+    for row, (p, position) in enumerate(zip(row_params, row_positions, strict=True)):
+        if not p.is_greedy:
+            uniform[row], exponential[row] = position_noise(p.seed, position, vocab)
+    verified = rejection_sample(
+        target_probs(logits, row_params, validate=validate),
+        torch.tensor([0, *accumulate(counts)], device=logits.device),
+        torch.tensor([x for drafts in draft_ids for x in (*drafts, -1)], device=logits.device),
+        draft_probs,
+        uniform.to(logits.device),
+        exponential.to(logits.device),
+        max(counts) - 1,
+    )
+    accepted = verified.num_accepted.tolist()
+    token_ids = verified.token_ids.tolist()
+    return NewTokens([t[: a + 1] for t, a in zip(token_ids, accepted, strict=True)], accepted)
+
+
+def _greedy(logits: Float[Tensor, "rows vocab"], draft_ids: Sequence[Sequence[int]]) -> NewTokens:
+    """The highest logit of each row as long as the drafts were just that, and of one row more."""
+    best = logits.argmax(dim=1).tolist()
+    result = NewTokens([], [])
+    first = 0
+    for drafts in draft_ids:
+        accepted = 0
+        while accepted < len(drafts) and drafts[accepted] == best[first + accepted]:
+            accepted += 1
+        result.token_ids.append(best[first : first + accepted + 1])
+        result.num_accepted.append(accepted)
+        first += 1 + len(drafts)
+    return result
+
+
+def _require_drafts(draft_ids: object, vocab: int) -> None:
+    if not isinstance(draft_ids, Sequence):
+        raise TypeError(f"draft_ids must hold a list a request, got {describe(draft_ids)}")
+    for request, drafts in enumerate(draft_ids):
+        name = f"draft_ids[{request}]"
+        if not isinstance(drafts, Sequence):
+            raise TypeError(f"{name} must be a list of token ids, got {describe(drafts)}")
+        for token_id in drafts:
+            if require_count(name, token_id) >= vocab:
+                raise ValueError(
+                    f"{name} must hold ids below {vocab}, the vocabulary, got {token_id}"
+                )
