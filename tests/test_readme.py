@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mla_ref.cli.app import VERBS
+from mla_ref.engine import Engine
 from mla_ref.ladder import RUNGS
 from mla_ref.testing import Mismatch, find_case
 
@@ -18,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_python_example_runs_and_the_two_forms_agree() -> None:
-    example, _, _ = blocks("python")
+    example, _, _, _ = blocks("python")
     names: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), names)
     found = names["compare"](names["absorbed"].out, names["expanded"].out)
@@ -26,7 +27,7 @@ def test_the_python_example_runs_and_the_two_forms_agree() -> None:
 
 
 def test_the_kernel_to_check_passes_and_says_what_is_wrong_without_its_guard() -> None:
-    _, kernel, _ = blocks("python")
+    _, _, kernel, _ = blocks("python")
     assert len([line for line in kernel.splitlines() if line]) <= 20
     names: dict[str, Any] = {}
     exec(compile(kernel, "README.md", "exec"), names)
@@ -38,6 +39,25 @@ def test_the_kernel_to_check_passes_and_says_what_is_wrong_without_its_guard() -
     with pytest.raises(Mismatch) as caught:
         find_case("decode/poison-nan").check(names["adapter"])
     assert f"FAILED: {caught.value}" in "\n".join(blocks("text"))
+
+
+@pytest.mark.model
+def test_the_engine_of_the_example_writes_what_plain_decoding_writes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, example, _, _ = blocks("python")
+    assert "max_new_tokens=24" in example
+    names: dict[str, Any] = {}
+    exec(compile(example.replace("tokens=24", "tokens=8"), "README.md", "exec"), names)
+    shown, decode = capsys.readouterr().out, names["tokenizer"].decode
+    plain = Engine(names["model"], num_pages=16).run(names["requests"])
+    texts = [state.request.request_id + decode(state.output_ids) for state in plain]
+    found = re.fullmatch(
+        re.escape("\n".join(texts)) + r"\n(\d+) steps, (.*) tokens a draft\n", shown
+    )
+    assert found, shown
+    assert int(found[1]) < 8
+    assert float(found[2]) > 1.5
 
 
 def test_every_command_shown_is_a_verb() -> None:

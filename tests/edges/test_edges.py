@@ -25,6 +25,7 @@ from tests.edges.edge import FLOATS, Arguments, Draw, Edge
 from tests.edges.number_edges import NUMBERS
 from tests.edges.parallel_edges import PARALLEL
 from tests.edges.sparse_edges import SPARSE
+from tests.edges.speculative_edges import SPECULATIVE
 from tests.edges.sweep import spoilt
 from tests.support import bits
 
@@ -35,7 +36,7 @@ from mla_ref.numerics import AttentionResult
 pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("plain_calls")]
 
 DENSE = ATTENTION | NUMBERS | CACHE
-SERVING = BATCHING | PARALLEL
+SERVING = BATCHING | PARALLEL | SPECULATIVE
 EDGES = DENSE | SPARSE | SERVING
 
 NOT_A_TENSOR = st.sampled_from([None, "q", 3, 0.5, [1.0], (), math.nan])

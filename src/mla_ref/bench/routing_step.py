@@ -26,6 +26,7 @@ from mla_ref.batching import (
     route,
     route_per_request,
 )
+from mla_ref.cache import pages_needed
 from mla_ref.indexer import positions_to_slots
 from mla_ref.numerics import AttentionResult
 
@@ -138,7 +139,7 @@ class MixedBatch:
         limits = ServingLimits(len(new), sum(new), DRAFTS)
         plan = plan_scratch(TorchBackend(multiprocessors), spec, limits)
         generator = torch.Generator().manual_seed(chunk)
-        pages = -(-(context + max(new)) // PAGE_SIZE)
+        pages = pages_needed(context + max(new), PAGE_SIZE)
         table = torch.arange(len(new) * pages, dtype=torch.int32).view(len(new), pages)
         kv_cache = torch.randn(len(new) * pages, PAGE_SIZE, spec.row_dim, generator=generator)
         computed = [context] * len(new)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mla_ref.backends import Backend
 from mla_ref.cache import pages_needed
-from mla_ref.checks import describe, require_choice
+from mla_ref.checks import describe, require_choice, require_count
 from mla_ref.engine.request import Request
 from mla_ref.models.gguf_file import GGUFFile
 from mla_ref.models.language_model import LanguageModel
@@ -65,7 +65,15 @@ def pages_for(
 
     Those that are longer than the context count as if they just fitted: the engine refuses them,
     and says so, which memory for them would forestall.
+
+    Args:
+        requests: All that will be given to the engine.
+        max_num_seqs: Of them that run at once at most.
+        page_size: Tokens a page.
+        context_length: The model's.
     """
+    require_count("max_num_seqs", max_num_seqs, at_least=1)
+    require_count("context_length", context_length, at_least=1)
     needed = sorted(
         pages_needed(min(request.max_rows, context_length), page_size) for request in requests
     )

@@ -16,11 +16,14 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mla_ref.checks import describe
+from mla_ref.checks import describe, require_count
+from mla_ref.speculative.noise import require_seed
 
 SEPARATOR = "---"
 FIELDS = ("prompt", "turns", "text")
 NAMES = ("task_id", "question_id", "id", "name")
+# A chat as SmolLM2 was tuned to read it: what stands before a question, and before its answer.
+QUESTION, ANSWER = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 
 
 class Prompt(NamedTuple):
@@ -44,14 +47,20 @@ class Prompt(NamedTuple):
 
 def chat_text(question: str) -> str:
     """A question as SmolLM2 was tuned to read it, up to where its answer begins."""
-    return f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    return f"{QUESTION}{question}{ANSWER}"
 
 
 def request_seed(seed: int, number: int) -> int:
     """A seed for request `number` of a run with one seed, as a signed int of 64 bits.
 
     Not seed + number: run 1 would then give its first prompt the chance of run 0's second.
+
+    Raises:
+        ValueError: The seed does not fit into 64 bits with its sign, or the number is negative.
+        TypeError: One of them is not an int.
     """
+    require_seed("seed", seed)
+    require_count("number", number)
     digest = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -64,6 +73,8 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
         ValueError: The ending is unknown, the file is not UTF-8 or not whole, holds no prompt or an
             empty one, or a line is no JSON object with a prompt; the message names the line.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path must be a string or a path, got {describe(path)}")
     path = Path(path)
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         prompts = _from_lines(path, _read(path))

@@ -30,7 +30,7 @@ class Request:
         stop_ids: More tokens that end it. The one that does is the last of the output.
 
     Raises:
-        ValueError: The prompt is empty, or max_new_tokens less than 1.
+        ValueError: The prompt is empty, a token is negative, or max_new_tokens less than 1.
         TypeError: A token is not an int, or the id not a string.
     """
 
@@ -57,6 +57,8 @@ class Request:
         if not self.prompt_ids:
             raise ValueError("prompt_ids must hold a token at least, got an empty prompt")
         require_count("max_new_tokens", self.max_new_tokens, at_least=1)
+        if self.eos_id is not None:
+            require_count("eos_id", self.eos_id)
 
     @property
     def max_rows(self) -> int:
@@ -104,7 +106,7 @@ class RequestState:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and output."""
+        """Prompt and output: a copy, linear in their number as each step's attention is too."""
         return (*self.request.prompt_ids, *self.output_ids)
 
     @property

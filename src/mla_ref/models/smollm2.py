@@ -200,19 +200,21 @@ class SmolLM2:
             x = layer.forward(x, step, layer_cache)
         return self.last_norm(x)
 
-    def embed(self, token_ids: Int[Tensor, " s"], step: Step) -> Float[Tensor, "s hidden"]:
-        """Look the step's tokens up.
+    def embed(
+        self, token_ids: Int[Tensor, " s"], step: Step, *, name: str = "token_ids"
+    ) -> Float[Tensor, "s hidden"]:
+        """Look the step's tokens up; `name` is what errors call them.
 
         Raises:
             ValueError: A token is not in the vocabulary, or there are not as many as in the step.
         """
-        require_integer("token_ids", token_ids, "num_tokens")
-        require_size("token_ids", token_ids, 0, step.positions.shape[0], "the tokens of the step")
+        require_integer(name, token_ids, "num_tokens")
+        require_size(name, token_ids, 0, step.positions.shape[0], "the tokens of the step")
         last = self.config.vocab_size - 1
         # A negative id would read the embedding from its end.
         if token_ids.numel() and not 0 <= token_ids.min() <= token_ids.max() <= last:
             raise ValueError(
-                f"token_ids must lie in 0 .. {last}, got {int(token_ids.min())} .. "
+                f"{name} must lie in 0 .. {last}, got {int(token_ids.min())} .. "
                 f"{int(token_ids.max())}"
             )
         return self.weights.embedding[token_ids]

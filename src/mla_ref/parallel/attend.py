@@ -10,8 +10,8 @@ Checked against rungs 10 and 11 on one rank. A rank that holds no listed key of 
 Two ways to finish. With heads "all" every rank gathers every partial and ends with the same result.
 With heads "own" the ranks share the heads too, as tensor parallelism does: queries of all heads are
 gathered, and each rank sends away what it has found for the heads of others. A rank then receives
-`world` times fewer partials: with GLM-5.2's 64 heads, 4 verifier rows and 8 ranks 0.5 MB (and 0.5
-MB of bfloat16 queries) in place of 3.7 MB.
+`world` times fewer partials: with GLM-5.2's 64 heads, 4 verifier rows and 8 ranks 0.46 MB
+(and 0.26 MB of bfloat16 queries) in place of 3.7 MB.
 """
 
 import torch

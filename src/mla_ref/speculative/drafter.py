@@ -34,7 +34,9 @@ class DraftRequest:
 
     Raises:
         ValueError: A number is negative; num_rows <= computed_len < len(token_ids) does not hold;
-            or drafts are wanted although the target has tokens before the newest still to run.
+            or drafts are wanted although the target has tokens before the newest still to run, or
+            has run none in this step, so that there is no hidden state to draft from.
+        TypeError: token_ids is no sequence, or a number not an int.
     """
 
     token_ids: Sequence[int]
@@ -45,7 +47,7 @@ class DraftRequest:
     block_table_row: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.token_ids, Sequence):
+        if not isinstance(self.token_ids, Sequence) or isinstance(self.token_ids, (str, bytes)):
             raise TypeError(f"token_ids must be a sequence of ints, got {describe(self.token_ids)}")
         for name in ("num_drafts", "computed_len", "first_row", "num_rows", "block_table_row"):
             require_count(name, getattr(self, name))
@@ -63,6 +65,8 @@ class DraftRequest:
                 f"num_drafts must be 0 in the middle of a prompt ({self.computed_len} of "
                 f"{len(self.token_ids)} tokens are computed), got {self.num_drafts}"
             )
+        if self.num_drafts and not self.num_rows:
+            raise ValueError(f"num_rows must be at least 1 for {self.num_drafts} drafts, got 0")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mla_ref.batching import Step
-from mla_ref.checks import require_count
+from mla_ref.checks import describe, require_count
 from mla_ref.models.mtp import MTPModule
 from mla_ref.speculative.drafter import Draft, DraftRequest
 
@@ -41,8 +41,11 @@ class MTPDrafter:
         """Draft with a module.
 
         Raises:
+            TypeError: `module` is no MTPModule.
             ValueError: `num_drafts` is less than 1.
         """
+        if not isinstance(module, MTPModule):
+            raise TypeError(f"module must be an MTPModule, got {describe(module)}")
         self.module = module
         self.num_drafts = require_count("num_drafts", num_drafts, at_least=1)
 
@@ -60,6 +63,8 @@ class MTPDrafter:
     ) -> list[Draft]:
         """One draft a request; see `Drafter.propose`."""
         drafts = [Draft([]) for _ in requests]
+        if not any(request.num_rows for request in requests):
+            return drafts  # no row to run, and so no draft wanted either
         state = self._first_pass(requests, hidden, block_table, page_size, cache)
         # Requests that want a token more; `state` has a row for each.
         going = list(range(len(requests)))

@@ -31,17 +31,17 @@ def propose_ngram(
     Returns:
         0 to num_drafts tokens; none if the end is new.
     """
-    if not isinstance(token_ids, Sequence):
+    if not isinstance(token_ids, Sequence) or isinstance(token_ids, (str, bytes)):
         raise TypeError(f"token_ids must be a sequence of ints, got {describe(token_ids)}")
     require_count("num_drafts", num_drafts)
     require_ngram_sizes(max_ngram, min_ngram)
-    if num_drafts == 0 or len(token_ids) <= min_ngram:
+    if num_drafts == 0 or not token_ids:
         return []
     tokens = np.asarray(token_ids)
     if tokens.dtype.kind != "i" or tokens.ndim != 1:
         raise TypeError(f"token_ids must be a sequence of ints, got {describe(token_ids)}")
-    # matches[i]: an n-gram that ends before token i equals the end. Grown one token at a time to
-    # the left; every n-gram has a token behind it, so i goes to the last token.
+    # Places i such that the n tokens before token i equal the end, for n = 1, 2, ...: each n keeps
+    # some of the places of the one before. Token i itself is there, so i goes to the last token.
     following = np.arange(1, len(tokens))
     found = following[:0]
     for n in range(1, min(max_ngram, len(tokens) - 1) + 1):

@@ -33,8 +33,7 @@ def position_noise(seed: int, position: int, vocab: int) -> Noise:
 
     Philox takes (seed, position) as its 128-bit key, so seed 1 at position 2 and seed 2 at position
     1 are strangers; of seed + position they would be one. Philox's raw 64-bit words are the same in
-    every NumPy, which the draws of NumPy's distributions are not, so these are made here. 49,152
-    draws take about a millisecond.
+    every NumPy, which the draws of NumPy's distributions are not, so these are made here.
 
     Where a draft is judged and the token is drawn again, both read this one noise: the uniform
     first, the exponentials if the draft was rejected. Noise of a position behind a rejected draft

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from mla_ref.checks import require_count
-from mla_ref.layers import rms_norm
-from mla_ref.models.mtp import MTPWeights
+from mla_ref.layers import project
+from mla_ref.models.mtp import MTPModule, MTPWeights
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.platform import resolve_device
@@ -34,12 +34,18 @@ PASS_WEIGHTS = (1.0, 0.7, 0.5)
 
 
 def frequent_tokens(texts: list[Int[Tensor, "*n"]], number: int, vocab: int) -> Int[Tensor, " n"]:
-    """The most frequent tokens of some texts, each text counting alike, rising."""
+    """The most frequent tokens of some texts, each text counting alike, rising.
+
+    Raises:
+        ValueError: `number` is less than 1 or more than the vocabulary.
+    """
+    if require_count("number", number, at_least=1) > vocab:
+        raise ValueError(f"number must be at most the vocabulary of {vocab}, got {number}")
     share = torch.zeros(vocab, dtype=torch.float64)
     for text in texts:
         counts = torch.bincount(text.flatten().long(), minlength=vocab)
         share += counts / counts.sum()
-    found = share.sort(descending=True, stable=True).indices[: require_count("number", number)]
+    found = share.sort(descending=True, stable=True).indices[:number]
     return found.sort().values.to(torch.int32)
 
 
@@ -72,19 +78,18 @@ def train_mtp(
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimiser, lambda step: warm_up_and_fall(step, steps, max(steps // 30, 1))
     )
-    head = model.weights.embedding[weights.draft_tokens.long()]
-    eps = model.config.rms_norm_eps
+    module = MTPModule(model, weights)
     for _ in range(steps):
         tokens = next(batches)
         s = tokens.shape[1]
         with torch.no_grad():
             hidden = run_trunk(model, tokens)
-            target = hidden @ head.T
+            target = project(hidden, module.head)
         losses = []
         passes = unroll(model, weights, tokens, hidden, len(PASS_WEIGHTS))
         for number, state in enumerate(passes, start=1):
-            guess = rms_norm(state[:, : s - number], weights.head_norm, eps=eps) @ head.T
-            losses.append(draft_loss(guess, target[:, number:]))
+            logits = module.logits(state[:, : s - number])
+            losses.append(draft_loss(logits, target[:, number:]))
         loss = sum((w * x for w, x in zip(PASS_WEIGHTS, losses, strict=True)), torch.zeros(()))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -98,15 +103,10 @@ def train_mtp(
 def acceptance(
     model: SmolLM2, weights: MTPWeights, tokens: Int[Tensor, "b s"], first_anchor: int
 ) -> list[float]:
-    """Acceptance by position on text that the model wrote greedily."""
-    head = model.weights.embedding[weights.draft_tokens.long()]
-    eps = model.config.rms_norm_eps
+    """Acceptance by position on text that the model wrote greedily; see `matches`."""
+    module = MTPModule(model, weights)
     states = unroll(model, weights, tokens, run_trunk(model, tokens), len(PASS_WEIGHTS))
-    guesses = [
-        weights.draft_tokens[(rms_norm(s, weights.head_norm, eps=eps) @ head.T).argmax(dim=-1)]
-        for s in states
-    ]
-    return matches([guess.long() for guess in guesses], tokens, first_anchor).tolist()
+    return matches([module.guess(state) for state in states], tokens, first_anchor).tolist()
 
 
 def mixed_batches(
@@ -140,6 +140,10 @@ def train(
     log: Annotated[Path | None, typer.Option(help="Write losses here, one JSON a line.")] = None,
 ) -> None:
     """Train the MTP module on a frozen SmolLM2-135M."""
+    for name, value in {"--steps": steps, "--windows": windows}.items():
+        require_count(name, value, at_least=1)
+    # The last pass needs an anchor, as many tokens behind it, and one that is guessed.
+    require_count("--length", length, at_least=len(PASS_WEIGHTS) + 2)
     where = resolve_device(device)
     torch.set_float32_matmul_precision("high")
     tokenizer = Tokenizer.from_gguf()

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mla_ref.engine.prompts import ANSWER, QUESTION
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.platform import resolve_device
@@ -43,13 +44,23 @@ def continue_windows(
         new_tokens: Tokens to add to each.
         temperature: Of each row; 0 takes the likeliest token.
         seed: Of the draws.
+
+    Raises:
+        ValueError: The windows and the new tokens are longer than the model's context.
     """
+    total, context = token_ids.shape[1] + new_tokens, model.config.context_length
+    if total > context:
+        raise ValueError(
+            f"token_ids and new_tokens must fit into the model's context of {context}, got "
+            f"{token_ids.shape[1]} + {new_tokens}"
+        )
     device = model.weights.embedding.device
     generator = torch.Generator(device).manual_seed(seed)
     config, (b, s) = model.config, token_ids.shape
     shape = (config.num_layers, 2, b, config.num_kv_heads, s + new_tokens, config.head_dim)
     cache = torch.zeros(shape, dtype=model.dtype, device=device)
-    greedy, tau = temperature.to(device) == 0, temperature.to(device).clamp(min=1e-3)[:, None]
+    greedy = temperature.to(device) == 0
+    tau = torch.where(greedy, 1.0, temperature.to(device))[:, None]  # a greedy row draws in vain
     text = token_ids.to(device)
     hidden = _run(model, text, 0, cache)
     for _ in range(new_tokens):
@@ -102,9 +113,9 @@ def chat_windows(
     model: SmolLM2, tokenizer: Tokenizer, windows: int, new_tokens: int, seed: int
 ) -> Int[Tensor, "windows length"]:
     """Chats: the model makes a question up at temperature 1 and answers it."""
-    opening = torch.tensor([tokenizer.encode("<|im_start|>user\n")]).repeat(windows, 1)
+    opening = torch.tensor([tokenizer.encode(QUESTION)]).repeat(windows, 1)
     question = continue_windows(model, opening, QUESTION_TOKENS, torch.ones(windows), seed)
-    turn = torch.tensor([tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n")])
+    turn = torch.tensor([tokenizer.encode(ANSWER)])
     prompt = torch.cat([question.cpu(), turn.repeat(windows, 1)], dim=1)
     return continue_windows(model, prompt, new_tokens, temperatures(windows), seed + 1)
 

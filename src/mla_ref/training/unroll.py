@@ -24,7 +24,7 @@ def unroll(
     hidden: Float[Tensor, "b s hidden"],
     passes: int,
 ) -> Iterator[Float[Tensor, "b s hidden"]]:
-    """Hidden states of each pass at every anchor, for `head_logits`.
+    """Hidden states of each pass at every anchor, for `MTPModule.logits`.
 
     Args:
         model: The frozen model.
@@ -33,9 +33,9 @@ def unroll(
         hidden: The model's hidden states for them.
         passes: Tokens that are guessed from one anchor.
 
-    Returns:
-        For pass j, rows of anchors beyond s - j - 1 are made from tokens that wrapped round, and
-        are to be left out.
+    Yields:
+        The states of pass 1, 2, ... Of pass j, those of anchors beyond s - j - 1 are made from
+        tokens that wrapped round, and are to be left out.
     """
     layer, eps = model.new_layer(weights.layer), model.config.rms_norm_eps
     (b, s), groups = token_ids.shape, model.config.num_kv_heads
