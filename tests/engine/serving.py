@@ -64,8 +64,7 @@ def with_own_head(model: Any) -> Any:
 
 @cache
 def _all_plain_tokens(kind: str, prompt_ids: tuple[int, ...]) -> list[int]:
-    tokens = generate(small_model(kind), prompt_ids, max_new_tokens=MOST_NEW, page_size=16)
-    return [token.token_id for token in tokens]
+    return list(generate(small_model(kind), prompt_ids, max_new_tokens=MOST_NEW, page_size=16))
 
 
 def plain_tokens(kind: str, prompt_ids: tuple[int, ...], new: int) -> list[int]:

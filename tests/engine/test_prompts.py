@@ -69,7 +69,11 @@ def test_texts_stand_between_lines_of_three_dashes(tmp_path, end):
         ("a.jsonl", b'{"turns": []}', "turns must be a list of texts"),
         ("a.jsonl", b'{"turns": "x"}', "turns must be a list of texts"),
         ("a.jsonl.gz", b'{"text": "x"}', "is not a whole gzip file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9], "is not a whole gzip file"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9],
+            "is not a whole gzip file",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_is_named_with_its_line(tmp_path, name, content, message):

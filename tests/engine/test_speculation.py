@@ -101,7 +101,7 @@ def test_B102_lengths_after_fifty_rounds() -> None:
     """With a of k drafts accepted the target goes back by k - a, and no round adds a row."""
     config = SmolLM2Config(num_layers=1, vocab_size=60, context_length=256)
     model = with_own_head(SmolLM2.random(config, 5, attention="gqa", dtype=torch.float64))
-    text = [t.token_id for t in generate(model, PROMPT, max_new_tokens=200)]
+    text = list(generate(model, PROMPT, max_new_tokens=200))
     drafter = KnowingDrafter([(*PROMPT, *text)], script=[0, 1, 2, 3, 4])
     engine = Engine(model, drafter=drafter, num_drafts=4)
     batches = watch_batches(engine)
@@ -204,7 +204,7 @@ def test_the_context_can_be_filled_to_the_last_token_with_drafts() -> None:
     context = small_model("gqa").config.context_length
     request = Request("0", PROMPT, context - len(PROMPT))
     model = small_model("gqa")
-    text = [t.token_id for t in generate(model, PROMPT, max_new_tokens=request.max_new_tokens)]
+    text = list(generate(model, PROMPT, max_new_tokens=request.max_new_tokens))
     drafter = KnowingDrafter([(*PROMPT, *text)], model, wrong=0.3)
     engine = Engine(model, drafter=drafter, num_drafts=4, page_size=8)
     (state,) = serve(engine, [request], [0])

@@ -5,7 +5,7 @@ from mla_ref.batching.classify import Verdict, classify, is_verifier_batch
 from mla_ref.batching.cost import KernelCost, kernel_cost
 from mla_ref.batching.decide import Decision, decide
 from mla_ref.batching.facts import BatchFacts, batch_facts
-from mla_ref.batching.modes import SpecMode, read_max_q, read_mode
+from mla_ref.batching.modes import SpecMode, parse_mode, read_max_q, read_mode
 from mla_ref.batching.original import OriginalAnswer, original_route
 from mla_ref.batching.reasons import REASONS
 from mla_ref.batching.remedy import Remedy, find_remedy
@@ -55,6 +55,7 @@ __all__ = [
     "kernel_cost",
     "one_row_requests",
     "original_route",
+    "parse_mode",
     "plan_scratch",
     "read_max_q",
     "read_metadata",

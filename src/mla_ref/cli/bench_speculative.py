@@ -126,20 +126,14 @@ def _prompts(options: BenchOptions) -> dict[str, str]:
 def _model(
     attention: str, sparse: bool, names: Sequence[str], num_drafts: int
 ) -> "tuple[LanguageModel, list[Drafter]]":
-    from mla_ref.models.mtp import MTPModule
-    from mla_ref.models.smollm2 import SmolLM2
-    from mla_ref.models.smollm2_sparse import SparseSmolLM2
-    from mla_ref.speculative import NgramDrafter
-    from mla_ref.speculative.mtp_drafter import MTPDrafter
+    from mla_ref.engine import load_model, new_drafter
+    from mla_ref.layers import preset
+    from mla_ref.models.gguf_file import GGUFFile, default_gguf
 
-    dense = SmolLM2.from_gguf(attention=attention)
-    drafters: list[Drafter] = [
-        MTPDrafter(MTPModule.trained(dense), num_drafts)
-        if name == "mtp"
-        else NgramDrafter(num_drafts)
-        for name in names
-    ]
-    return (SparseSmolLM2.trained(dense) if sparse else dense), drafters
+    indexer = preset("smollm2-packed").indexer
+    topk = indexer.topk if sparse and indexer else None
+    model = load_model(GGUFFile(default_gguf()), attention=attention, topk=topk)
+    return model, [new_drafter(name, model, num_drafts) for name in names]
 
 
 def _table(headings: Mapping[str, bool]) -> Table:

@@ -3,7 +3,7 @@
 from mla_ref.engine.batch import Batch, logits_rows
 from mla_ref.engine.blocks import BlockManager
 from mla_ref.engine.engine import Engine
-from mla_ref.engine.generate import NewToken, Prefilled, generate
+from mla_ref.engine.generate import generate
 from mla_ref.engine.load import DRAFTERS, load_model, new_drafter, pages_for
 from mla_ref.engine.prompts import Prompt, chat_text, read_prompts, request_seed
 from mla_ref.engine.record import PARTS, Output, StepRecord, StopWatch
@@ -19,9 +19,7 @@ __all__ = [
     "BlockManager",
     "Engine",
     "Executed",
-    "NewToken",
     "Output",
-    "Prefilled",
     "Prompt",
     "Request",
     "RequestState",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from mla_ref.batching import ServingLimits
+from mla_ref.batching import ServingLimits, parse_mode
 from mla_ref.cache import pages_needed
 from mla_ref.checks import describe, require_count
 from mla_ref.engine.batch import Batch
@@ -30,7 +30,7 @@ from mla_ref.speculative import AcceptanceStats, Drafter
 
 
 class Engine:
-    """Runs requests on a model until each is finished.
+    """Runs requests on a model until each is finished, on the CPU: batches are made there.
 
     Attributes:
         scheduler: Queues and pages.
@@ -82,6 +82,7 @@ class Engine:
             raise TypeError(f"drafter must be a Drafter or None, got {describe(drafter)}")
         if require_count("num_drafts", num_drafts) and drafter is None:
             raise ValueError(f"num_drafts must be 0 without a drafter, got {num_drafts}")
+        parse_mode("mode", mode)  # dense models have one kernel and would not look at it
         limits = ServingLimits(max_num_seqs, max_num_batched_tokens, num_drafts)
         if max_num_batched_tokens % require_count("pad_to", pad_to, at_least=1):
             raise ValueError(

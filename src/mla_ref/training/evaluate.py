@@ -1,6 +1,6 @@
 """Measure the choice of keys on held-out text: `python -m mla_ref.training.evaluate --help`.
 
-Writes `data/smollm2_indexer.json`, the numbers that this package states for its indexers.
+`data/smollm2_indexer.json` holds its numbers for the indexers of this package.
 """
 
 import hashlib

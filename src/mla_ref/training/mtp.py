@@ -170,9 +170,11 @@ def train(
     }
     save_file(tensors, out)
     rounded = MTPWeights.read(model.config, out).to(device=where)
+    # Where the real beginning is behind an anchor, the text is the model's own.
+    first = max(int(written.get("prompt_tokens", torch.tensor(0))), length // 4)
     for name, tokens in written.items():
         if name.startswith("held_out."):
-            rates = acceptance(model, rounded, tokens[:64].long().to(where), length // 4)
+            rates = acceptance(model, rounded, tokens[:64].long().to(where), first)
             shown = " ".join(f"{rate:.3f}" for rate in rates)
             typer.echo(f"{name}: accepted by position {shown}, length {1 + sum(rates):.3f}")
             lines.append({"held_out": name, "accepted": rates})

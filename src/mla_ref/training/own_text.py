@@ -143,9 +143,12 @@ def own_text(
     def keep(name: str, written: Tensor) -> None:
         named.setdefault(name, []).append(written.cpu())
         tensors = {name: torch.cat(parts).to(torch.uint16) for name, parts in named.items()}
+        tensors["prompt_tokens"] = torch.tensor(prompt, dtype=torch.int32)
         save_file(tensors, out)  # each time: a run that is cut short leaves what it has
         typer.echo(f"{name}: {tensors[name].numel():,} tokens")
 
+    if "chat" in [folder.name for folder in text]:
+        raise ValueError("--text must name no folder `chat`: the model's chats are called so")
     for folder in text:
         corpus = Corpus.read(text_files([folder]), tokenizer)
         for batch in range(batches):
