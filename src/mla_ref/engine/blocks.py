@@ -37,7 +37,7 @@ class BlockManager:
         """Append pages to a request's list until it holds so many tokens.
 
         Returns:
-            False if there are too few: then nothing is changed.
+            False if there are too few; then nothing is changed.
         """
         missing = pages_needed(num_tokens, self.page_size) - len(pages)
         if missing > len(self._free):

@@ -98,7 +98,7 @@ class RequestState:
     output_ids: list[int] = field(default_factory=list)
     num_computed: int = 0
     num_prefill: int = 0
-    drafts: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = field(default=(), init=False)
     pages: list[int] = field(default_factory=list)
     status: Status = Status.WAITING
     finish_reason: str | None = None
@@ -106,7 +106,7 @@ class RequestState:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """Prompt and output: a copy, linear in their number as each step's attention is too."""
+        """Prompt and output, a copy, linear in their number as each step's attention is too."""
         return (*self.request.prompt_ids, *self.output_ids)
 
     @property

@@ -31,7 +31,7 @@ class Transcript:
             finish_reason: The engine's, if they are the last.
 
         Returns:
-            The characters that each token completes: none in the middle of a character, nor where
+            The characters that each token completes; none in the middle of a character, nor where
             the stop text may have begun. If the stop text comes, the list ends there.
         """
         pieces: list[str] = []
