@@ -101,6 +101,12 @@ ROUTES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["packed", "sparse"])
+def test_a_mode_that_is_none_is_refused_by_every_model(kind: str) -> None:
+    with pytest.raises(ValueError, match="mode must be one of .*got 'sometimes'"):
+        Engine(small_model(kind), mode="sometimes")
+
+
 @pytest.mark.parametrize("mode", ROUTES)
 def test_a_verifier_batch_goes_where_the_mode_says_and_gives_the_same(mode: str) -> None:
     requests = requests_of(2, 1)

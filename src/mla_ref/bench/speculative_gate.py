@@ -1,9 +1,9 @@
 """The gate of speculative decoding: the same tokens as plain decoding, or a tie.
 
 A step of four rows and a step of one add the same numbers in another order, so their logits differ
-in the last digits of float32, by about 1e-5 here. Where plain decoding's two best tokens lie closer
-together than that, either may come out on top, and the texts go apart for good without anybody
-being wrong. Every other difference is an error of whoever accepted a draft.
+in the last digits of float32. Where plain decoding's two best tokens lie closer together than that,
+either may come out on top, and the texts go apart for good without anybody being wrong. Every
+other difference is an error of whoever accepted a draft.
 """
 
 from collections.abc import Sequence

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mla_ref.models.language_model import LanguageModel
     from mla_ref.speculative import Drafter
 
-DRAFTERS = {"mtp": ("mtp",), "ngram": ("ngram",), "both": ("mtp", "ngram")}
+WAYS = {"mtp": ("mtp",), "ngram": ("ngram",), "both": ("mtp", "ngram")}
 
 
 def bench_speculative(options: BenchOptions) -> None:
@@ -46,8 +46,8 @@ def bench_speculative(options: BenchOptions) -> None:
     num_drafts = require_count("--mtp", 3 if asked.mtp is None else asked.mtp, at_least=1)
     repeats = 3 if options.repeats is None else options.repeats
     require_count("--repeats", repeats, at_least=1)
-    drafter_names = DRAFTERS[
-        require_choice("--drafter", "mtp" if asked.drafter is None else asked.drafter, [*DRAFTERS])
+    drafter_names = WAYS[
+        require_choice("--drafter", "mtp" if asked.drafter is None else asked.drafter, [*WAYS])
     ]
     attention = require_choice("--attention", asked.attention or "packed", ATTENTIONS)
     if asked.sparse and attention != "packed":
