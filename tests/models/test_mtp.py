@@ -138,14 +138,19 @@ def test_weights_survive_a_file(tmp_path) -> None:
         MTPWeights.read(CONFIG, tmp_path / "w.safetensors")
 
 
-def test_the_package_holds_the_weights_that_its_record_describes() -> None:
+@pytest.mark.parametrize("name", ["mtp", "indexer"])
+def test_the_package_holds_the_weights_that_its_record_describes(name: str) -> None:
     data = files("mla_ref.models") / "data"
-    record = json.loads((data / "smollm2_mtp.json").read_text())
-    content = (data / "smollm2_mtp.safetensors").read_bytes()
+    record = json.loads((data / f"smollm2_{name}.json").read_text())
+    content = (data / f"smollm2_{name}.safetensors").read_bytes()
     assert hashlib.sha256(content).hexdigest() == record["weights_sha256"]
     assert len(content) < 10e6
+
+
+def test_the_weights_of_the_package_are_of_the_module_of_smollm2() -> None:
     config = SmolLM2Config(30, 576, 9, 3, 64, 1536, 49152, 8192)
     weights = MTPWeights.read(config)
     assert all(tensor.isfinite().all() for tensor in weights.named().values())
     tokens = weights.draft_tokens
+    record = json.loads((files("mla_ref.models") / "data" / "smollm2_mtp.json").read_text())
     assert len(tokens) == record["draft_vocab"] == 8192 and (tokens.diff() > 0).all()

@@ -1,6 +1,7 @@
 """Drafts of the MTP module against the module without pages, and what its cache holds."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -186,3 +187,25 @@ def rows_of(cache: Tensor, table: Tensor, length: int) -> Tensor:
     if cache.ndim == 5:
         cache = cache.permute(1, 2, 0, 3, 4)
     return cache[table[0]].flatten(0, 1)[:length]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"first_row": 6}, "first_row . num_rows must be at most the 8 rows of hidden, got 6 . 4"),
+        ({"block_table_row": 2}, "block_table_row must be below the 2 rows of block_table, got 2"),
+    ],
+)
+def test_a_row_that_is_not_there_is_named(change: dict[str, int], message: str) -> None:
+    module = small_module("gqa")
+    [text] = some_texts([9])
+    [request] = asked([text], [1], [4])
+    drafter, hidden = MTPDrafter(module, DRAFTS), torch.zeros(8, 48)
+    with pytest.raises(ValueError, match=message):
+        drafter.propose(
+            [replace(request, **change)],
+            hidden,
+            pages_of(2, 0),
+            PAGE,
+            drafter.new_cache(PAGES, PAGE),
+        )

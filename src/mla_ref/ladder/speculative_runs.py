@@ -1,8 +1,11 @@
 """How a layer's activations run on rung 12: drafts are verified, and the wrong ones rolled back."""
 
 import random
+from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from mla_ref.backends import AttnSpec, TorchBackend
 from mla_ref.batching import ServingLimits, Step, attend_along, plan_scratch, route
@@ -19,6 +22,25 @@ from mla_ref.speculative import AcceptanceStats, SamplingParams, verify
 NEW_TOKENS = 48
 
 
+@dataclass
+class Decoded:
+    """What the steps of a decoding have given so far; of rejected drafts, nothing.
+
+    Attributes:
+        text: New tokens.
+        results: Attention of the rows that stand, one a step.
+        lists: Positions that those rows attended to.
+        stats: How many drafts were accepted.
+        seconds: Time in the attention.
+    """
+
+    text: list[int] = field(default_factory=list)
+    results: list[AttentionResult] = field(default_factory=list)
+    lists: list[Int[Tensor, "rows topk"]] = field(default_factory=list)
+    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
+    seconds: float = 0.0
+
+
 def speculative(layer: LayerActivations, below: SparseResult) -> Run:
     """Rung 12: the end of the text, decoded with drafts that are right, half right or wrong.
 
@@ -27,30 +49,47 @@ def speculative(layer: LayerActivations, below: SparseResult) -> Run:
     must be those of plain decoding, which rung 10 gave; what rejected drafts wrote stays in the
     cache until the next step lies over it.
     """
+    view, n = layer.latent[-1], layer.latent[-1].kv_rows.shape[0]
+    first = max(n - NEW_TOKENS, 0)
+    decoded = _decode(layer, first)
+    found = AttentionResult(
+        torch.cat([result.out for result in decoded.results]),
+        torch.cat([result.lse for result in decoded.results]),
+    )
+    expected = AttentionResult(below.result.out[first:], below.result.lse[first:])
+    checks = against(projected(view, found, view.q_nope.dtype), expected)
+    lists = torch.cat(decoded.lists)
+    checks["lists"] = compare(lists.double(), below.positions[first:].double())
+    wanted = torch.arange(first + 1, n + 1, dtype=torch.float64)
+    checks["text"] = compare(torch.tensor(decoded.text, dtype=torch.float64), wanted)
+    stats = decoded.stats
+    note = (
+        f"{len(decoded.text)} tokens in {len(decoded.results)} steps, {stats.num_accepted} of "
+        f"{stats.num_drafted} drafts accepted, rejected rows written over"
+    )
+    return Run(below, checks, decoded.seconds, note)
+
+
+def _decode(layer: LayerActivations, first: int) -> Decoded:
+    """Decode the text from position `first` on, one verifier step after the other."""
     view, index = layer.latent[-1], index_of(layer)
     n = view.kv_rows.shape[0]
-    first = max(n - NEW_TOKENS, 0)
     rows = pack_fp8_rows(view.kv_rows)
     prompt, (cache,) = filled_pages([0], [n], (rows,))
     cache.fill_(0xFF)
     keys = new_index_cache(cache.shape[0], PAGE_SIZE).fill_(0xFF)
     queries = absorbed_query(view, view.q_nope, view.q_pe)
-    heads, dtype = queries.shape[1], queries.dtype
-    spec = AttnSpec(heads, topk=index.topk, page_size=PAGE_SIZE, q_dtype=dtype)
+    spec = AttnSpec(queries.shape[1], topk=index.topk, page_size=PAGE_SIZE, q_dtype=queries.dtype)
     plans = plan_scratch(TorchBackend(), spec, ServingLimits(1, 64, num_speculative_tokens=DRAFTS))
 
-    def write(step: Step, tokens: torch.Tensor) -> None:
+    def write(step: Step, tokens: Int[Tensor, " rows"]) -> None:
         write_rows(cache, rows[tokens], step.slot_mapping)
         write_index_keys(keys, index.k[tokens], step.slot_mapping, scale_rule=index.scale_rule)
 
     write(Step.build([0], [first], prompt.block_table, PAGE_SIZE), torch.arange(first))
-    draw, stats = random.Random(0), AcceptanceStats()
-    outs, lses, lists, text, seconds = [], [], [], [], 0.0
-    computed = first
+    draw, decoded, computed = random.Random(0), Decoded(), first
     while computed < n:
-        right = draw.randrange(DRAFTS + 1)
-        places = range(1, min(DRAFTS, n - 1 - computed) + 1)
-        drafts = [computed + i if i <= right else (computed + i + n // 2) % n for i in places]
+        drafts = _drafts(draw, computed, n)
         tokens = torch.tensor([computed, *drafts])
         step = Step.build(
             [computed], [len(tokens)], prompt.block_table, PAGE_SIZE, prompt_lens=[computed]
@@ -73,23 +112,18 @@ def speculative(layer: LayerActivations, below: SparseResult) -> Run:
         )
         logits = torch.nn.functional.one_hot(tokens + 1, n + 1).float()
         said = verify(logits, [drafts], [SamplingParams()], [computed - first])
-        accepted = said.num_accepted[0]
-        stats.add(len(drafts), accepted)
-        text += said.token_ids[0]
-        kept = 1 + accepted
-        outs.append(latent.out[:kept])
-        lses.append(latent.lse[:kept])
-        lists.append(chosen[:kept])
-        seconds += spent
+        kept = 1 + said.num_accepted[0]
+        decoded.stats.add(len(drafts), said.num_accepted[0])
+        decoded.text += said.token_ids[0]
+        decoded.results.append(AttentionResult(latent.out[:kept], latent.lse[:kept]))
+        decoded.lists.append(chosen[:kept])
+        decoded.seconds += spent
         computed += kept
-    found = AttentionResult(torch.cat(outs), torch.cat(lses))
-    expected = AttentionResult(below.result.out[first:], below.result.lse[first:])
-    checks = against(projected(view, found, view.q_nope.dtype), expected)
-    checks["lists"] = compare(torch.cat(lists).double(), below.positions[first:].double())
-    wanted = torch.arange(first + 1, n + 1, dtype=torch.float64)
-    checks["text"] = compare(torch.tensor(text, dtype=torch.float64), wanted)
-    note = (
-        f"{len(text)} tokens in {len(outs)} steps, {stats.num_accepted} of {stats.num_drafted} "
-        "drafts accepted, rejected rows written over"
-    )
-    return Run(below, checks, seconds, note)
+    return decoded
+
+
+def _drafts(draw: random.Random, computed: int, n: int) -> list[int]:
+    """Up to three drafts after a token: some that are right, then tokens of another place."""
+    right = draw.randrange(DRAFTS + 1)
+    places = range(1, min(DRAFTS, n - 1 - computed) + 1)
+    return [computed + i if i <= right else (computed + i + n // 2) % n for i in places]

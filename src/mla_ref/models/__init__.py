@@ -3,6 +3,7 @@
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA, group_selectors
 from mla_ref.models.mla_layer import MLALayer
+from mla_ref.models.mtp import MTPModule, MTPWeights
 from mla_ref.models.passage import passage
 from mla_ref.models.projections import FORMS, LatentProjections, attend_latent
 from mla_ref.models.smollm2 import SmolLM2
@@ -19,6 +20,8 @@ __all__ = [
     "LatentProjections",
     "LayerWeights",
     "MLALayer",
+    "MTPModule",
+    "MTPWeights",
     "PackedMLA",
     "Packing",
     "SmolLM2",

@@ -62,6 +62,8 @@ class MTPDrafter:
         cache: Float[Tensor, "*pages"],
     ) -> list[Draft]:
         """One draft a request; see `Drafter.propose`."""
+        for request in requests:
+            _require_rows(request, hidden, block_table)
         drafts = [Draft([]) for _ in requests]
         if not any(request.num_rows for request in requests):
             return drafts  # no row to run, and so no draft wanted either
@@ -116,3 +118,17 @@ class MTPDrafter:
             cache,
         )
         return state[torch.tensor(lens, device=device).cumsum(0) - 1]
+
+
+def _require_rows(request: DraftRequest, hidden: Tensor, block_table: Tensor) -> None:
+    """Raise a ValueError where a request names a row that is not there."""
+    if request.first_row + request.num_rows > hidden.shape[0]:
+        raise ValueError(
+            f"first_row + num_rows must be at most the {hidden.shape[0]} rows of hidden, got "
+            f"{request.first_row} + {request.num_rows}"
+        )
+    if request.block_table_row >= block_table.shape[0]:
+        raise ValueError(
+            f"block_table_row must be below the {block_table.shape[0]} rows of block_table, got "
+            f"{request.block_table_row}"
+        )
