@@ -18,6 +18,9 @@ import torch
 # Nothing is fetched while tests run, and no figure opens a window.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Triton kernels run in Triton's interpreter, on a CPU. `triton.jit` looks at the variable when it
+# decorates a kernel, and transformers imports Triton too: later it would do nothing (triton#5142).
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # A test run on a rented GPU may have pytest and torch and little else: there the shape checks and
 # the property tests are absent. CI has both.

@@ -23,6 +23,8 @@ _SERVED = "mla_ref.backends.served.backend"
 BUILT_IN = MappingProxyType(
     {
         "torch": "mla_ref.backends.torch_backend:TorchBackend",
+        "triton": "mla_kernels.triton_kernels.backend:TritonBackend",
+        "cupy": "mla_kernels.cuda_kernels.backend:CupyBackend",
         "emulated-b12x": f"{_SERVED}:EMULATED_B12X",
         "emulated-flashinfer-sm120": f"{_SERVED}:EMULATED_FLASHINFER_SM120",
         "emulated-flashmla-sm90": f"{_SERVED}:EMULATED_FLASHMLA_SM90",

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from mla_ref.attention.sparse_decode import plan_splits, sparse_decode
 from mla_ref.attention.sparse_extend import sparse_extend
-from mla_ref.backends.protocol import KINDS, AttnSpec, require_kinds, require_planned_kind
+from mla_ref.backends.plan_checks import require_outputs, require_planned
+from mla_ref.backends.protocol import KINDS, AttnSpec, require_kinds
 from mla_ref.cache import write_fp8_rows
-from mla_ref.checks import describe, require_count, require_float, require_size, require_tensor
+from mla_ref.checks import describe, require_count
 from mla_ref.indexer import index_scores, positions_to_slots, select_topk
 from mla_ref.numerics import AttentionResult, merge_many
 
@@ -62,8 +63,8 @@ class TorchPlan:
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """Rung 10 with the plan's number of splits. See `Plan.decode`."""
-        self._require_planned("decode", q, kv_cache, indices)
-        out_dtype = self._require_outputs(q, out, lse, out_dtype)
+        require_planned(self.spec, self.max_rows, self.kinds, "decode", q, kv_cache, indices)
+        out_dtype = require_outputs(self.spec, q, out, lse, out_dtype, self.partials.lse.dtype)
         result = sparse_decode(
             _wide(q, out_dtype),
             kv_cache,
@@ -91,8 +92,8 @@ class TorchPlan:
         out_dtype: torch.dtype | None = None,
     ) -> AttentionResult:
         """Rung 9. See `Plan.extend`."""
-        self._require_planned("extend", q, kv_cache, indices)
-        out_dtype = self._require_outputs(q, out, lse, out_dtype)
+        require_planned(self.spec, self.max_rows, self.kinds, "extend", q, kv_cache, indices)
+        out_dtype = require_outputs(self.spec, q, out, lse, out_dtype, self.partials.lse.dtype)
         result = sparse_extend(
             _wide(q, out_dtype),
             kv_cache,
@@ -103,60 +104,6 @@ class TorchPlan:
             sink=sink,
         )
         return _handed_over(result, out, lse, out_dtype)
-
-    def _require_planned(self, kind: str, q: Tensor, kv_cache: Tensor, indices: Tensor) -> None:
-        """Raise a ValueError that names both numbers where a run does not fit its plan."""
-        require_planned_kind(kind, self.kinds)
-        spec = self.spec
-        require_float("q", q, "rows h d_row")
-        require_tensor("kv_cache", kv_cache, "pages page_size row")
-        require_tensor("indices", indices, "rows topk")
-        if q.shape[0] > self.max_rows:
-            raise ValueError(
-                f"q has {q.shape[0]} rows, but the plan is for {self.max_rows} at most"
-            )
-        if q.dtype != spec.q_dtype:
-            raise ValueError(f"q is {q.dtype}, but the plan is for q_dtype {spec.q_dtype}")
-        require_size("q", q, 1, spec.num_heads, "the heads of the plan")
-        require_size("q", q, 2, spec.row_dim, "the row of the plan")
-        require_size("kv_cache", kv_cache, 1, spec.page_size, "the page_size of the plan")
-        # A buffer of 2,176 columns under an index_topk of 2,048 is read to its end or refused,
-        # never cut silently (vllm#55277).
-        if indices.shape[1] > spec.topk:
-            raise ValueError(
-                f"indices has {indices.shape[1]} columns, but the plan is for topk {spec.topk}"
-            )
-        if (kv_cache.dtype == torch.uint8) != (spec.cache_format == "fp8"):
-            raise ValueError(
-                f"kv_cache must hold rows of the plan's cache_format {spec.cache_format!r}, got "
-                f"{describe(kv_cache)}"
-            )
-        # The computation would be in float64 and the partial results are not.
-        if kv_cache.dtype == torch.float64 != spec.q_dtype:
-            raise ValueError(
-                f"kv_cache is float64, but the plan is for q_dtype {spec.q_dtype}: plan for float64"
-            )
-
-    def _require_outputs(
-        self, q: Tensor, out: Tensor | None, lse: Tensor | None, out_dtype: torch.dtype | None
-    ) -> torch.dtype:
-        """The dtype of the output; raises where it or a buffer is not one that results go to."""
-        dtype = q.dtype if out_dtype is None else out_dtype
-        if dtype not in (q.dtype, torch.float32):
-            raise ValueError(f"out_dtype must be {q.dtype}, as q, or float32, got {out_dtype}")
-        shape = (*q.shape[:2], self.spec.kv_lora_rank)
-        wanted = {"out": (out, shape, dtype), "lse": (lse, shape[:2], self.partials.lse.dtype)}
-        for name, (buffer, size, kind) in wanted.items():
-            if buffer is None:
-                continue
-            if not isinstance(buffer, Tensor) or buffer.dtype != kind:
-                raise TypeError(f"{name} must be a {kind} tensor, got {describe(buffer)}")
-            if buffer.shape != size or buffer.device != q.device:
-                raise ValueError(
-                    f"{name} must have the shape {list(size)} on {q.device}, got "
-                    f"{describe(buffer)} on {buffer.device}"
-                )
-        return dtype
 
 
 @dataclass(frozen=True)

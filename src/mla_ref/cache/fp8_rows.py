@@ -15,7 +15,14 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mla_ref.cache.pages import write_rows
-from mla_ref.checks import describe, require_choice, require_tensor
+from mla_ref.checks import (
+    describe,
+    require_choice,
+    require_integer,
+    require_same_device,
+    require_size,
+    require_tensor,
+)
 from mla_ref.numerics.float8 import (
     SCALE_READERS,
     SCALE_RULES,
@@ -43,13 +50,7 @@ def pack_fp8_rows(
         kv_rows: One row a token. A row of 512 (a model without rotary key) gets 128 zero bytes.
         scale_rule: How a group's scale is made, see `group_scale`.
     """
-    require_choice("scale_rule", scale_rule, SCALE_RULES)
-    require_tensor("kv_rows", kv_rows, "n d_row")
-    if not kv_rows.is_floating_point() or kv_rows.shape[1] not in (LATENT, LATENT + ROPE):
-        raise ValueError(
-            f"kv_rows must be floating point [n, {LATENT + ROPE}] or [n, {LATENT}], got "
-            f"{describe(kv_rows)}"
-        )
+    require_kv_rows(kv_rows, scale_rule)
     n = kv_rows.shape[0]
     latent = kv_rows[:, :LATENT].to(torch.float32).unflatten(1, (GROUPS, GROUP))
     scales = group_scale(latent.abs().amax(dim=-1), scale_rule)
@@ -109,4 +110,29 @@ def write_fp8_rows(
         scale_rule: As in `pack_fp8_rows`.
         validate: As in `write_rows`.
     """
+    require_fp8_write(cache, kv_rows, slots, scale_rule)
     write_rows(cache, pack_fp8_rows(kv_rows, scale_rule=scale_rule), slots, validate=validate)
+
+
+def require_fp8_write(cache: object, kv_rows: object, slots: object, scale_rule: object) -> None:
+    """Raise unless rows of numbers and their slots fit a cache of 656-byte rows."""
+    rows = require_kv_rows(kv_rows, scale_rule)
+    pages = require_tensor("cache", cache, "pages page_size 656")
+    if pages.dtype != torch.uint8:
+        raise TypeError(f"cache must hold uint8 bytes, got {describe(cache)}")
+    require_size("cache", pages, 2, ROW_BYTES, "bytes of a row")
+    named = require_integer("slots", slots, "num_tokens")
+    require_size("slots", named, 0, rows.shape[0], "one a row of kv_rows")
+    require_same_device({"cache": pages, "kv_rows": rows, "slots": named})
+
+
+def require_kv_rows(kv_rows: object, scale_rule: object) -> Tensor:
+    """Return `kv_rows` if it can be quantised to 656-byte rows by that rule."""
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
+    rows = require_tensor("kv_rows", kv_rows, "n d_row")
+    if not rows.is_floating_point() or rows.shape[1] not in (LATENT, LATENT + ROPE):
+        raise ValueError(
+            f"kv_rows must be floating point [n, {LATENT + ROPE}] or [n, {LATENT}], got "
+            f"{describe(rows)}"
+        )
+    return rows

@@ -173,8 +173,38 @@ def read_index_keys(
             f"{cache.shape[0] - 1}"
         )
 
+    return _keys_of(cache, pages, slice(skipped, skipped + count), scale_reader)
+
+
+def index_keys_of_pages(
+    cache: Shaped[Tensor, "pages *page"],
+    block_table_row: Int[Tensor, " max_pages"],
+    *,
+    scale_reader: str = "stored",
+) -> Float[Tensor, "keys d_i"]:
+    """The keys in all pages of a request; nothing is read back to the host, for captured steps.
+
+    A page outside the cache gives the keys of page 0: whoever reads here knows the length and masks
+    what lies behind it. Keys that nobody has written may be NaN.
+    """
+    require_integer("block_table_row", block_table_row, "max_pages")
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
+    page_size = page_size_of(cache)
+    there = (block_table_row >= 0) & (block_table_row < cache.shape[0])
+    pages = torch.where(there, block_table_row, 0).long()
+    return _keys_of(cache, pages, slice(0, pages.shape[0] * page_size), scale_reader)
+
+
+def _keys_of(
+    cache: Shaped[Tensor, "pages *page"],
+    pages: Int[Tensor, " used"],
+    keys: slice,
+    scale_reader: str,
+) -> Float[Tensor, "count d_i"]:
+    """Some of the keys of these pages; float32 if they were FP8."""
+
     def cut(plane: Tensor) -> Tensor:
-        return plane[pages].flatten(0, 1)[skipped : skipped + count]
+        return plane[pages].flatten(0, 1)[keys]
 
     if cache.is_floating_point():
         return cut(cache)

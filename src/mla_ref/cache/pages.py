@@ -149,15 +149,7 @@ def write_rows(
     capacity = pages * page_size
     slots = slots.long()
     if validate:
-        listed = [slot for slot in slots.tolist() if slot != -1]
-        for slot in listed:
-            if not 0 <= slot < capacity:
-                raise ValueError(
-                    f"slots holds {slot}, but the cache has slots 0 to {capacity - 1} (-1: do not "
-                    "write)"
-                )
-        if len(set(listed)) < len(listed):
-            raise ValueError("slots must not list a slot twice: which row would win is undefined")
+        listed = require_slots(slots, capacity)
         if 0 < len(listed) == len(slots):  # as in every step without padding
             cache[slots // page_size, slots % page_size] = rows.to(cache.dtype)
             return
@@ -174,6 +166,24 @@ def write_rows(
     fallback = torch.where(any_valid.view(shape), rows[first].to(cache.dtype), cache[:1, 0])
     content = torch.where(valid.view(shape), rows.to(cache.dtype), fallback)
     cache[target // page_size, target % page_size] = content
+
+
+def require_slots(slots: Int[Tensor, " num_tokens"], capacity: int) -> list[int]:
+    """The slots that are not -1, read back to the host, if a cache of `capacity` slots has each.
+
+    Raises:
+        ValueError: A slot is out of range or listed twice.
+    """
+    listed = [slot for slot in slots.tolist() if slot != -1]
+    for slot in listed:
+        if not 0 <= slot < capacity:
+            raise ValueError(
+                f"slots holds {slot}, but the cache has slots 0 to {capacity - 1} (-1: do not "
+                "write)"
+            )
+    if len(set(listed)) < len(listed):
+        raise ValueError("slots must not list a slot twice: which row would win is undefined")
+    return listed
 
 
 def gather_rows(

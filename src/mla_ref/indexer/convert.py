@@ -31,14 +31,7 @@ def positions_to_slots(
         and in a row whose request is outside the table (vllm#55637). Never 0 for "none": slot 0 is
         real data (vllm#45324).
     """
-    require_integer("positions", positions, "rows k")
-    require_integer("request_of_row", request_of_row, "rows")
-    require_integer("block_table", block_table, "b max_pages")
-    require_count("page_size", page_size, at_least=1)
-    require_size("request_of_row", request_of_row, 0, positions.shape[0], "one request a row")
-    require_same_device(
-        {"positions": positions, "request_of_row": request_of_row, "block_table": block_table}
-    )
+    require_conversion(positions, request_of_row, block_table, page_size)
     requests, width = block_table.shape
     column = torch.where(positions >= 0, positions, 0).long() // page_size
     known = (request_of_row >= 0) & (request_of_row < requests)
@@ -71,13 +64,32 @@ def own_positions(
         Local positions with the owned ones first, in their order, then -1; and how many there are.
     """
     require_integer("positions", positions, "rows k")
-    require_count("world", world, at_least=1)
-    require_count("interleave", interleave, at_least=1)
-    if require_count("rank", rank) >= world:
-        raise ValueError(f"rank must lie in 0 .. {world - 1}, got {rank}")
+    require_owner(rank, world, interleave)
     owned = (positions >= 0) & ((positions // interleave) % world == rank)
     local = positions // (world * interleave) * interleave + positions % interleave
     # A stable sort by "not owned" moves the owned ones to the front and keeps their order.
     order = torch.sort((~owned).to(torch.int8), dim=1, stable=True).indices
     compacted = torch.where(owned, local, -1).gather(1, order)
     return compacted, owned.sum(dim=1, dtype=torch.int32)
+
+
+def require_conversion(
+    positions: Tensor, request_of_row: Tensor, block_table: Tensor, page_size: int
+) -> None:
+    """Raise unless these are arguments of `positions_to_slots`."""
+    require_integer("positions", positions, "rows k")
+    require_integer("request_of_row", request_of_row, "rows")
+    require_integer("block_table", block_table, "b max_pages")
+    require_count("page_size", page_size, at_least=1)
+    require_size("request_of_row", request_of_row, 0, positions.shape[0], "one request a row")
+    require_same_device(
+        {"positions": positions, "request_of_row": request_of_row, "block_table": block_table}
+    )
+
+
+def require_owner(rank: int, world: int, interleave: int) -> None:
+    """Raise unless `rank` is one of `world` ranks and neighbours stay together in some number."""
+    require_count("world", world, at_least=1)
+    require_count("interleave", interleave, at_least=1)
+    if require_count("rank", rank) >= world:
+        raise ValueError(f"rank must lie in 0 .. {world - 1}, got {rank}")

@@ -34,6 +34,14 @@ def index_scores(
     Returns:
         float32, or float64 if an input is.
     """
+    require_scoring(q, k, weights)
+    dtype = compute_dtype(q, k, weights)
+    products = torch.relu(q.to(dtype) @ k.to(dtype).T)  # [rows, index_heads, s_kv]
+    return torch.einsum("rhs,rh->rs", products, weights.to(dtype))
+
+
+def require_scoring(q: Tensor, k: Tensor, weights: Tensor) -> None:
+    """Raise unless these are arguments of `index_scores`."""
     require_float("q", q, "rows index_heads d_i")
     require_float("k", k, "s_kv d_i")
     require_float("weights", weights, "rows index_heads")
@@ -41,6 +49,3 @@ def index_scores(
     for dim in (0, 1):
         require_size("weights", weights, dim, q.shape[dim], "as q")
     require_same_device({"q": q, "k": k, "weights": weights})
-    dtype = compute_dtype(q, k, weights)
-    products = torch.relu(q.to(dtype) @ k.to(dtype).T)  # [rows, index_heads, s_kv]
-    return torch.einsum("rhs,rh->rs", products, weights.to(dtype))

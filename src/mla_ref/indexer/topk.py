@@ -37,14 +37,19 @@ def select_topk(
         fewer than k selectable keys ends in -1. NaN and -inf are never selected: a NaN that ranks
         as the greatest number once made a kernel return uninitialised memory (vllm#50201).
     """
+    require_selection(scores, visible_lens, k)
+    positions = torch.arange(scores.shape[1], device=scores.device, dtype=torch.int32)
+    masked = _unselectable_to_minus_inf(scores, positions, visible_lens)
+    return _best(masked, positions.expand_as(masked), k)[1]
+
+
+def require_selection(scores: Tensor, visible_lens: Tensor, k: int) -> None:
+    """Raise unless these are arguments of `select_topk`."""
     require_float("scores", scores, "rows s_kv")
     require_integer("visible_lens", visible_lens, "rows")
     require_size("visible_lens", visible_lens, 0, scores.shape[0], "one length a row")
     require_same_device({"scores": scores, "visible_lens": visible_lens})
     require_count("k", k)
-    positions = torch.arange(scores.shape[1], device=scores.device, dtype=torch.int32)
-    masked = _unselectable_to_minus_inf(scores, positions, visible_lens)
-    return _best(masked, positions.expand_as(masked), k)[1]
 
 
 def select_topk_chunked(

@@ -54,7 +54,7 @@ def merge(
             raise ValueError(f"{name}_a is {describe(a)} but {name}_b is {describe(b)}")
     require_same_device({"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b})
     outs, lses = torch.stack([out_a, out_b]), torch.stack([lse_a, lse_b])
-    _check_parts(("out_a", "lse_a and lse_b"), outs, lses, validate)
+    require_parts(("out_a", "lse_a and lse_b"), outs, lses, validate)
     return _merged(outs, lses)
 
 
@@ -75,7 +75,7 @@ def merge_many(
         `out` in the dtype of `outs` and `lse` in the dtype of `lses`. Without any part, or where
         all parts are empty: 0 and -inf.
     """
-    _check_parts(("outs", "lses"), outs, lses, validate)
+    require_parts(("outs", "lses"), outs, lses, validate)
     if outs.shape[0] == 0:
         return AttentionResult(
             outs.new_zeros(outs.shape[1:]), lses.new_full(lses.shape[1:], -torch.inf)
@@ -110,7 +110,8 @@ def _merged(
     return AttentionResult(out, lse)
 
 
-def _check_parts(names: tuple[str, str], outs: Tensor, lses: Tensor, validate: bool) -> None:
+def require_parts(names: tuple[str, str], outs: Tensor, lses: Tensor, validate: bool) -> None:
+    """Raise unless the parts fit together; `names` of outputs and LSEs are for the message."""
     out_name, lse_name = names
     require_wide(lse_name, lses)
     if not isinstance(outs, Tensor) or not outs.is_floating_point():

@@ -13,15 +13,18 @@ from mla_ref.platform.capability import (
     toolkit_gap,
 )
 from mla_ref.platform.compilers import Interpreter, interpreter_active, triton_interpreter
+from mla_ref.platform.cuda_clock import Captured, CudaClock
 from mla_ref.platform.device import (
+    device_name,
     peak_device_memory,
     reset_peak_device_memory,
     resolve_device,
     synchronize,
 )
 from mla_ref.platform.findings import GROUPS, Finding, find
-from mla_ref.platform.gpu import Gpu, count_gpus, read_gpu
+from mla_ref.platform.gpu import Gpu, count_gpus, gpu_capability, read_gpu
 from mla_ref.platform.machine import Machine, inspect_machine
+from mla_ref.platform.nvidia_smi import GpuState, read_gpu_state
 from mla_ref.platform.packages import find_model_file, guarded_import, model_file, require
 from mla_ref.platform.probes import Probes
 from mla_ref.platform.summary import base_works, summary
@@ -30,24 +33,30 @@ __all__ = [
     "GROUPS",
     "REFERENCE",
     "Capability",
+    "Captured",
+    "CudaClock",
     "Features",
     "Finding",
     "Gpu",
+    "GpuState",
     "Interpreter",
     "Machine",
     "Probes",
     "arch_names",
     "base_works",
     "count_gpus",
+    "device_name",
     "features",
     "find",
     "find_model_file",
+    "gpu_capability",
     "guarded_import",
     "inspect_machine",
     "interpreter_active",
     "model_file",
     "peak_device_memory",
     "read_gpu",
+    "read_gpu_state",
     "require",
     "reset_peak_device_memory",
     "resolve_device",

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from mla_ref.platform.gpu import why_no_gpu
+from mla_ref.platform.gpu import read_gpu, why_no_gpu
 from mla_ref.platform.probes import Probes
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ def resolve_device(name: str, probes: Probes | None = None) -> "torch.device":
         there = ", ".join(f"cuda:{i}" for i in range(count))
         raise ValueError(f"device {name!r} is not there; the visible GPUs are {there}")
     return torch.device("cuda", index)
+
+
+def device_name(device: "torch.device") -> str | None:
+    """The product's name of a GPU, such as "NVIDIA H200"; None for the CPU."""
+    return read_gpu(device.index or 0).name if device.type == "cuda" else None
 
 
 def synchronize(device: "torch.device") -> None:

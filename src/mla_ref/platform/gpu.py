@@ -8,6 +8,7 @@ import ctypes
 import sys
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mla_ref.platform.capability import (
     Capability,
@@ -17,6 +18,9 @@ from mla_ref.platform.capability import (
     sm_name,
     version_text,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -158,3 +162,10 @@ def torch_runs_on(archs: tuple[str, ...], capability: Capability) -> bool:
         if built <= capability and (kind == "compute" or built[0] == capability[0]):
             return True
     return False
+
+
+def gpu_capability(device: "torch.device") -> Capability | None:
+    """The compute capability of a device, (9, 0) for Hopper; None for a CPU."""
+    import torch
+
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

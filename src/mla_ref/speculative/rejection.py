@@ -62,8 +62,9 @@ def rejection_sample(
     Returns:
         token_ids int64 [b, max_drafts + 1] and num_accepted int64 [b].
     """
-    _require_batch(target_probs, query_start_loc, draft_ids, draft_probs, uniform, exponential)
-    require_count("max_drafts", max_drafts)
+    require_judged(
+        target_probs, query_start_loc, draft_ids, draft_probs, uniform, exponential, max_drafts
+    )
     p = torch.where((target_probs > 0) & (target_probs < torch.inf), target_probs, 0.0)
     drafts = judged_drafts(draft_ids, query_start_loc, max_drafts, p.shape[1])
     accepted = accept_drafts(p, drafts, draft_probs, uniform)
@@ -126,14 +127,17 @@ def _is_law(draft_probs: Float[Tensor, "rows vocab"]) -> Bool[Tensor, " rows"]:
     return ((draft_probs >= 0) & (draft_probs < torch.inf)).all(dim=1)
 
 
-def _require_batch(
+def require_judged(
     target_probs: Tensor,
     query_start_loc: Tensor,
     draft_ids: Tensor,
     draft_probs: Tensor | None,
     uniform: Tensor,
     exponential: Tensor,
+    max_drafts: int,
 ) -> None:
+    """Raise unless these are arguments of `rejection_sample`."""
+    require_count("max_drafts", max_drafts)
     require_float("target_probs", target_probs, "rows vocab")
     require_integer("query_start_loc", query_start_loc, "b_plus_1")
     require_integer("draft_ids", draft_ids, "rows")

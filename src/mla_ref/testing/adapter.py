@@ -123,7 +123,8 @@ def as_adapter(target: object, kind: str = "decode") -> Adapter:
     """Take a function, a backend, or an object with an adapter's attributes as an `Adapter`.
 
     Args:
-        target: What is under test. A class is called without arguments first.
+        target: What is under test. A class is called without arguments first. A backend that rounds
+            the operands of its products says so in an attribute `maths`, as an adapter does.
         kind: What a plain function does.
     """
     if isinstance(target, Adapter):
@@ -132,7 +133,7 @@ def as_adapter(target: object, kind: str = "decode") -> Adapter:
         target = target()
     if isinstance(target, Backend):
         parts: dict[str, Any] = dict(target.parts)
-        return Adapter(backend=target, **parts)
+        return Adapter(backend=target, maths=getattr(target, "maths", "float32"), **parts)
     given: dict[str, Any] = {
         f.name: getattr(target, f.name) for f in fields(Adapter) if hasattr(target, f.name)
     }

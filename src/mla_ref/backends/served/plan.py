@@ -8,6 +8,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.attention.selected import require_sparse
+from mla_ref.backends.plan_checks import require_outputs, require_planned
 from mla_ref.backends.served.arithmetic import TILE, attend_rows, read_rows, round_queries
 from mla_ref.backends.served.profile import ServedProfile
 from mla_ref.backends.torch_backend import TorchPlan
@@ -70,7 +71,7 @@ class ServedPlan(TorchPlan):
     ) -> AttentionResult:
         """Each list in splits of whole tiles of 64 entries. See `Plan.decode`."""
         self._require("decode", q, kv_cache, indices, counts, softmax_scale)
-        out_dtype = self._require_outputs(q, out, lse, out_dtype)
+        out_dtype = require_outputs(self.spec, q, out, lse, out_dtype, torch.float32)
         found = self._attend(q, kv_cache, indices, counts, softmax_scale, self.num_splits)
         return self._hand_over(found, sink, out, lse, out_dtype)
 
@@ -89,7 +90,7 @@ class ServedPlan(TorchPlan):
     ) -> AttentionResult:
         """The same arithmetic in one pass, without partial results. See `Plan.extend`."""
         self._require("extend", q, kv_cache, indices, counts, softmax_scale)
-        out_dtype = self._require_outputs(q, out, lse, out_dtype)
+        out_dtype = require_outputs(self.spec, q, out, lse, out_dtype, torch.float32)
         found = self._attend(q, kv_cache, indices, counts, softmax_scale, 1)
         return self._hand_over(found, sink, out, lse, out_dtype)
 
@@ -103,7 +104,7 @@ class ServedPlan(TorchPlan):
         softmax_scale: float,
     ) -> None:
         """Raise unless a run fits its plan and the kernel; reads no values."""
-        self._require_planned(kind, q, kv_cache, indices)
+        require_planned(self.spec, self.max_rows, self.kinds, kind, q, kv_cache, indices)
         require_sparse(q, kv_cache, indices, counts, softmax_scale, LATENT)
         if kv_cache.dtype not in (torch.uint8, q.dtype):
             raise ValueError(f"kv_cache must hold {q.dtype}, as q, got {describe(kv_cache)}")
