@@ -1,0 +1,133 @@
+"""Which kernel computes a call, and how its work is cut."""
+
+import torch
+from torch import Tensor
+
+from mla_kernels.cuda_kernels.arguments import Call, number_of, sink_fields
+from mla_kernels.cuda_kernels.launch import Kernel
+from mla_ref.checks import describe
+from mla_ref.numerics import AttentionResult
+
+NARROW = Kernel("decode.cu", "decode", threads=128, shared_bytes=94_048)
+WIDE = Kernel("decode_wide.cu", "decode_wide", threads=512, shared_bytes=91_352)
+SIMPLE = {
+    torch.uint8: Kernel("decode_simple.cu", "simple_fp8", threads=128),
+    torch.bfloat16: Kernel("decode_simple.cu", "simple_bf16", threads=128),
+    torch.float16: Kernel("decode_simple.cu", "simple_fp16", threads=128),
+    torch.float32: Kernel("decode_simple.cu", "simple_fp32", threads=128),
+}
+# Heads of a block.
+BLOCK_HEADS = {"simple": 4, "narrow": 8, "wide": 32}
+# From so many heads on the wide kernel is the faster one, or as fast with few rows.
+WIDE_HEADS = 25
+# Entries of a split at least: 4 warps with 2 tiles of 16 each.
+SPLIT_ENTRIES = 128
+MOST_SPLITS = 16
+
+
+def plan_splits(rows: int, heads: int, topk: int, multiprocessors: int) -> int:
+    """How many splits a decode step cuts each list into: one block a multiprocessor, or fewer.
+
+    Measured on an H200 with 132 of them: 16, 8, 2 and 1 splits are best at 4, 16, 64 and 256 rows
+    of 8 heads, 16, 4, 1 and 1 of 64 heads; more blocks lose, since each split's part is written and
+    read again. It depends on what a plan knows, so a row has the same bits alone and in a full
+    batch.
+    """
+    most = min(MOST_SPLITS, max(topk // SPLIT_ENTRIES, 1))
+    blocks = rows * -(-heads // BLOCK_HEADS[fast_kind(heads)])
+    splits = 1
+    while splits * 2 <= most and splits * 2 * blocks <= multiprocessors:
+        splits *= 2
+    return splits
+
+
+def is_fast(q: Tensor, kv_cache: Tensor) -> bool:
+    """Whether decode.cu can read these: FP8 rows, and bfloat16 queries in aligned runs.
+
+    Anything else is computed by decode_simple.cu, in fp32 and a warp to a head.
+    """
+    aligned = all(stride % 8 == 0 for stride in q.stride()[:2]) and q.data_ptr() % 16 == 0
+    return (
+        kv_cache.dtype == torch.uint8 and q.dtype == torch.bfloat16 and q.stride(2) == 1 and aligned
+    )
+
+
+def fast_kind(heads: int) -> str:
+    """Which tensor-core kernel serves so many heads."""
+    return "wide" if heads >= WIDE_HEADS else "narrow"
+
+
+def launch_attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    counts: Tensor | None,
+    sink: Tensor | None,
+    softmax_scale: float,
+    parts: AttentionResult,
+) -> None:
+    """Attend into `parts`: `out` [splits, rows, heads, 512] and `lse` [splits, rows, heads]."""
+    splits, (rows, heads, _), topk = parts.out.shape[0], q.shape, indices.shape[1]
+    call = Call(
+        q=q.data_ptr(),
+        cache=kv_cache.data_ptr(),
+        indices=indices.data_ptr(),
+        counts=None if counts is None else counts.data_ptr(),
+        out=parts.out.data_ptr(),
+        lse=parts.lse.data_ptr(),
+        q_row=q.stride(0),
+        q_head=q.stride(1),
+        q_dim=q.stride(2),
+        page_stride=kv_cache.stride(0) * kv_cache.itemsize,
+        row_stride=kv_cache.stride(1) * kv_cache.itemsize,
+        list_row=indices.stride(0),
+        count_row=0 if counts is None else counts.stride(0),
+        out_split=parts.out.stride(0),
+        out_row=parts.out.stride(1),
+        out_head=parts.out.stride(2),
+        lse_split=parts.lse.stride(0),
+        lse_row=parts.lse.stride(1),
+        lse_head=parts.lse.stride(2),
+        slots=kv_cache.shape[0] * kv_cache.shape[1],
+        rows=rows,
+        heads=heads,
+        topk=topk,
+        splits=splits,
+        split_length=-(-topk // splits),
+        page_size=kv_cache.shape[1],
+        one_piece=kv_cache.stride(0) == kv_cache.shape[1] * kv_cache.stride(1),
+        q_number=number_of("q", q),
+        out_number=number_of("out", parts.out),
+        scale=softmax_scale,
+        **sink_fields(sink),
+    )
+    kind = fast_kind(heads) if is_fast(q, kv_cache) else "simple"
+    kernel = {"narrow": NARROW, "wide": WIDE, "simple": SIMPLE[kv_cache.dtype]}[kind]
+    kernel.launch(q.device, (rows * splits, -(-heads // BLOCK_HEADS[kind])), call)
+
+
+def require_readable(
+    kv_cache: Tensor, indices: Tensor, counts: Tensor | None, sink: Tensor | None
+) -> None:
+    """Raise where a kernel would read the bytes of a tensor as something that they are not."""
+    if kv_cache.dtype not in SIMPLE:
+        raise ValueError(
+            f"kv_cache must hold bytes, bfloat16, float16 or float32, got {describe(kv_cache)}"
+        )
+    packed = kv_cache.dtype == torch.uint8
+    if kv_cache.stride(2) != 1 or (
+        packed and (kv_cache.data_ptr() % 16 or kv_cache.stride(0) % 16 or kv_cache.stride(1) % 16)
+    ):
+        raise ValueError(
+            "kv_cache must have rows without gaps, FP8 rows at multiples of 16 bytes, got the "
+            f"strides {list(kv_cache.stride())}"
+        )
+    for name, tensor in (("indices", indices), ("counts", counts)):
+        if tensor is not None and tensor.dtype != torch.int32:
+            raise TypeError(f"{name} must be int32, got {describe(tensor)}")
+    if indices.stride(1) != 1:
+        raise ValueError(
+            f"indices must have lists without gaps, got the strides {list(indices.stride())}"
+        )
+    if sink is not None:
+        number_of("sink", sink)

@@ -1,0 +1,117 @@
+"""The CUDA kernels emulated on the CPU: the conformance cases, and faults that must show."""
+
+import pytest
+import torch
+
+from mla_kernels.cuda_kernels import launch
+from mla_kernels.cuda_kernels.arguments import Call
+from mla_kernels.cuda_kernels.backend import CupyBackend
+from mla_kernels.cuda_kernels.emulation import host
+from mla_ref.attention import sparse_extend
+from mla_ref.backends import AttnSpec
+from mla_ref.cache import pack_fp8_rows
+from mla_ref.testing import cases
+from mla_ref.testing.adapter import as_adapter
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(host.emulation_gap() is not None, reason=str(host.emulation_gap())),
+]
+
+CPU = torch.device("cpu")
+SCALE = 576**-0.5
+# Cases that take longer than a second or so lane by lane: long lists, many rows and heads, and a
+# cache of several gigabytes.
+LONG = ("topk-1000", "topk-1024", "topk-2048", "topk-512", "wide-", "rows-33", "far", "heads-64",
+        "heads-128", "heads-40")  # fmt: skip
+
+
+def marked(kind):
+    return [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] if long(str(case)) else [])
+        for case in cases(kind)
+    ]
+
+
+def long(name):
+    return any(part in name for part in LONG)
+
+
+@pytest.mark.parametrize("case", marked("decode"))
+def test_conformance_of_decode(case):
+    case.check(as_adapter(CupyBackend()), device="cpu")
+
+
+@pytest.mark.parametrize("kind", ["extend", "merge", "cache_write"])
+def test_conformance(kind):
+    for case in cases(kind):
+        name = str(case)
+        if kind != "extend" or (name.endswith(("plain", "plain-fp8", "row-empty-fp8", "sink-fp8"))):
+            case.check(as_adapter(CupyBackend()), device="cpu")
+
+
+def problem(heads):
+    """Two rows, one with -1 in front; slot 0 holds NaN and nobody lists it."""
+    generator = torch.Generator().manual_seed(3)
+    q = torch.randn(2, heads, 576, generator=generator).bfloat16()
+    cache = pack_fp8_rows(torch.randn(6 * 16, 576, generator=generator)).view(6, 16, 656)
+    cache.view(-1, 656)[0] = 0xFF
+    indices = torch.randint(1, 6 * 16, (2, 70), generator=generator, dtype=torch.int32)
+    indices[0, 3:9] = -1
+    indices[1, :40] = -1
+    return q, cache, indices
+
+
+def attend(heads):
+    q, cache, indices = problem(heads)
+    spec = AttnSpec(heads, topk=70, page_size=16)
+    plan = CupyBackend().plan(spec, max_rows=2, max_requests=2, device=CPU)
+    return plan.extend(q, cache, indices, softmax_scale=SCALE)
+
+
+@pytest.mark.parametrize("heads", [8, 32])
+def test_no_result_depends_on_the_order_in_which_threads_run(monkeypatch, heads):
+    q, cache, indices = problem(heads)
+    wanted = sparse_extend(q.double(), cache, indices, None, softmax_scale=SCALE, kv_lora_rank=512)
+    found = []
+    for seed in range(4):  # even seeds let copies land at the wait, odd ones at once
+        monkeypatch.setattr(
+            launch, "emulate", lambda *args, seed=seed: host.launch(*args, seed=seed)
+        )
+        found.append(attend(heads))
+    for result in found:
+        assert torch.equal(result.out, found[0].out) and torch.equal(result.lse, found[0].lse)
+    error = (found[0].out.double() - wanted.out).norm() / wanted.out.norm()
+    assert error < 4e-3 and (found[0].lse - wanted.lse).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("wait_for_phase(", "if (false) wait_for_phase("),
+        ("  __syncthreads();\n  write_result", "  write_result"),
+        ("  __syncthreads();\n", ""),
+    ],
+    ids=["no-wait", "no-barrier-at-the-end", "no-barrier-at-all"],
+)
+def test_a_missing_wait_and_a_missing_barrier_are_seen(monkeypatch, old, new):
+    source = host.host_source("decode.cu")
+    assert old in source
+    broken = source.replace(old, new)
+    monkeypatch.setattr(host, "host_source", lambda file: broken)
+    right, wrong = 0, 0
+    for seed in (0, 1, 2):
+        monkeypatch.setattr(
+            launch, "emulate", lambda *args, seed=seed: host.launch(*args, seed=seed)
+        )
+        try:
+            finite = attend(8).out.isfinite().all()
+        except RuntimeError:
+            finite = False
+        right, wrong = right + bool(finite), wrong + (not finite)
+    assert wrong
+
+
+def test_what_sm120_does_not_have_is_refused():
+    with pytest.raises(RuntimeError, match="asks for 101377 bytes of shared memory"):
+        host.launch("decode.cu", "decode", (1, 1), 128, 101_377, Call())
