@@ -63,6 +63,16 @@ def require_size(name: str, tensor: Tensor, dim: int, expected: int, why: str) -
         )
 
 
+def can_look(tensor: Tensor) -> bool:
+    """Whether a check may look at a tensor's numbers: on the CPU, where that waits for nobody.
+
+    Elsewhere the host would stand still until the device has done all that was asked of it, once a
+    check, and a step that is captured in a graph would fail. There whoever makes the numbers, on
+    the host, looks at them.
+    """
+    return tensor.device.type == "cpu"
+
+
 def require_same_device(tensors: dict[str, Tensor]) -> None:
     """Raise a ValueError unless all named tensors lie on one device."""
     devices = {name: str(tensor.device) for name, tensor in tensors.items()}

@@ -189,12 +189,12 @@ def weights_once(monkeypatch, plain_calls):
 
 
 class _ReadOnce:
-    read = staticmethod(cache(lambda file: _read(str(file.path))))
+    read = staticmethod(lambda file, dtype: _read(str(file.path), dtype))
 
 
 @cache
-def _read(path: str) -> SmolLM2Weights:
-    return SmolLM2Weights.read(generate_run.GGUFFile(path))
+def _read(path: str, dtype: torch.dtype) -> SmolLM2Weights:
+    return SmolLM2Weights.read(generate_run.GGUFFile(path), dtype)
 
 
 @pytest.mark.model

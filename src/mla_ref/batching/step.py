@@ -2,19 +2,45 @@
 
 Facts that decide something (which kernel runs, how a batch is cut) are needed on the host, before
 the step is launched; facts that a kernel reads are needed on the device. So some stand here twice.
-Nothing on the host is ever made by reading the device back.
+Nothing on the host is ever made by reading the device back: a step is built on the host and moved.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from mla_ref.batching.transfer import move_together
 from mla_ref.cache import pages_needed, slot_mapping
 from mla_ref.checks import describe, require_count, require_integer
+
+# What a kernel reads of a step, in the order in which it travels to the device.
+ON_DEVICE = (
+    "query_start_loc",
+    "seq_lens",
+    "block_table",
+    "positions",
+    "visible_lens",
+    "request_of_row",
+    "slot_mapping",
+)
+
+
+class HostBatch(NamedTuple):
+    """The batch on the host, by the names of attention over pages, whose loops go by its numbers.
+
+    Attributes:
+        query_start_loc: As in `Step`.
+        seq_lens: As in `Step`.
+        block_table: As in `Step`.
+    """
+
+    query_start_loc: Int[Tensor, " b_plus_1"]
+    seq_lens: Int[Tensor, " b"]
+    block_table: Int[Tensor, "b max_pages"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +68,9 @@ class Step:
             None: nobody has said, and a router must not guess.
         num_reqs: Real requests.
         num_tokens: Real new tokens.
+        host: The batch on the host, of a step that lies on a device; else None.
+        captured: Whether the step stands for every batch of its size, as in a graph. A replay runs
+            no Python, so nothing may look at the numbers that happened to be there.
     """
 
     query_start_loc: Int[Tensor, " b_plus_1"]
@@ -56,6 +85,8 @@ class Step:
     is_prefilling: Bool[Tensor, " b"] | None
     num_reqs: int
     num_tokens: int
+    host: HostBatch | None = None
+    captured: bool = False
 
     @classmethod
     def build(
@@ -74,7 +105,7 @@ class Step:
         Args:
             computed_lens: Tokens of each request that the cache holds.
             query_lens: New tokens of each request.
-            block_table: Pages of each request, on the device that the step runs on.
+            block_table: Pages of each request, on the host; see `to`.
             page_size: Tokens a page.
             prompt_lens: Tokens of each prompt. A request is prefilling while its computed tokens
                 are fewer than these; a scheduler's fact, never a guess from lengths.
@@ -82,6 +113,7 @@ class Step:
             num_tokens_padded: Tokens of the graph that is replayed.
 
         Raises:
+            TypeError: A list is none, or the block table lies on a device.
             ValueError: The lists differ in length, a number is negative, the block table is too
                 narrow, or a padded count is smaller than the real one.
         """
@@ -98,15 +130,18 @@ class Step:
                     f"computed_lens has {len(computed_lens)} requests but {name} has {len(lens)}"
                 )
         require_integer("block_table", block_table, "b max_pages")
-        device, reqs, tokens = block_table.device, len(query_lens), sum(query_lens)
+        if block_table.device.type != "cpu":
+            raise TypeError(
+                f"block_table must be on the host, got {describe(block_table)} on "
+                f"{block_table.device}: reading it would wait for the device"
+            )
+        reqs, tokens = len(query_lens), sum(query_lens)
         extra_reqs = _padding("num_reqs_padded", num_reqs_padded, reqs)
         extra_tokens = _padding("num_tokens_padded", num_tokens_padded, tokens)
         pairs = list(zip(computed_lens, query_lens, strict=True))
         query_start_loc = torch.tensor([0, *query_lens]).cumsum(0)
         seq_lens = torch.tensor([c + q for c, q in pairs], dtype=torch.int64)
-        slots = slot_mapping(
-            block_table, query_start_loc.to(device), seq_lens.to(device), page_size
-        )
+        slots = slot_mapping(block_table, query_start_loc, seq_lens, page_size)
         positions = torch.tensor([p for c, q in pairs for p in range(c, c + q)], dtype=torch.int64)
         request_of_row = torch.tensor(
             [r for r, (_, q) in enumerate(pairs) for _ in range(q)], dtype=torch.int64
@@ -120,16 +155,15 @@ class Step:
             )
 
         def padded(x: Tensor, extra: int, value: int) -> Tensor:
-            return torch.nn.functional.pad(x, (0, extra), value=value).to(device)
+            return torch.nn.functional.pad(x, (0, extra), value=value)
 
+        if extra_reqs:
+            no_pages = block_table.new_full((extra_reqs, block_table.shape[1]), -1)
+            block_table = torch.cat([block_table, no_pages])
         return cls(
             query_start_loc=padded(query_start_loc, extra_reqs, tokens),
             seq_lens=padded(seq_lens, extra_reqs, 0),
-            block_table=torch.cat(
-                [block_table, block_table.new_full((extra_reqs, block_table.shape[1]), -1)]
-            )
-            if extra_reqs
-            else block_table,
+            block_table=block_table,
             positions=padded(positions, extra_tokens, 0),
             visible_lens=padded(positions + 1, extra_tokens, 0),
             request_of_row=padded(request_of_row, extra_tokens, -1),
@@ -165,13 +199,71 @@ class Step:
         return max(self.query_lens, default=0)
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Whether what a kernel reads lies on the CPU."""
+        return self.positions.device.type == "cpu"
+
+    @property
+    def on_host(self) -> HostBatch:
+        """What loops over requests and pages go by.
+
+        Raises:
+            ValueError: The step is one that is captured, or was put on a device by other means
+                than `to`.
+        """
+        found = self.host
+        if self.is_on_cpu and not self.captured:
+            found = HostBatch(self.query_start_loc, self.seq_lens, self.block_table)
+        if found is None:
+            raise ValueError("step must have its batch on the host, got one that is captured")
+        return found
+
+    @property
     def batch(self) -> dict[str, Any]:
-        """The keyword arguments by which attention over pages knows the batch."""
-        return {
-            "query_start_loc": self.query_start_loc,
-            "seq_lens": self.seq_lens,
-            "block_table": self.block_table,
-        }
+        """The same as keyword arguments of attention over pages."""
+        return self.on_host._asdict()
+
+    @property
+    def validates(self) -> bool:
+        """Whether what runs the step may look at its numbers. Off the CPU it would have to wait.
+
+        `build` has looked at them.
+        """
+        return self.is_on_cpu and not self.captured
+
+    @property
+    def on_device(self) -> list[Tensor]:
+        """What a kernel reads, in the order of `ON_DEVICE`."""
+        return [getattr(self, name) for name in ON_DEVICE]
+
+    def to(self, device: torch.device) -> "Step":
+        """The same step with what a kernel reads on a device, moved there by one copy."""
+        return self.moved(move_together(self.on_device, device))
+
+    def moved(self, on_device: Sequence[Tensor]) -> "Step":
+        """The same step on tensors that the caller has moved, in the order of `ON_DEVICE`."""
+        moved = replace(self, **_named(on_device))
+        return moved if moved.is_on_cpu else replace(moved, host=self.on_host)
+
+    def captured_on(self, on_device: Sequence[Tensor]) -> "Step":
+        """A step of this size that stands for all of them: every request and row is looked at.
+
+        Args:
+            on_device: Its tensors, in the order of `ON_DEVICE`, which are to be written before
+                each run.
+        """
+        return replace(
+            self,
+            **_named(on_device),
+            num_reqs=self.num_reqs_padded,
+            num_tokens=self.num_tokens_padded,
+            host=None,
+            captured=True,
+        )
+
+
+def _named(on_device: Sequence[Tensor]) -> dict[str, Any]:
+    return dict(zip(ON_DEVICE, on_device, strict=True))
 
 
 def _padding(name: str, padded: int | None, real: int) -> int:

@@ -52,6 +52,7 @@ def one_row_requests(step: Step) -> Step:
         query_lens=(1,) * step.num_tokens + (0,) * (rows - step.num_tokens),
         is_prefilling=prefilling,
         num_reqs=step.num_tokens,
+        host=None,
     )
 
 

@@ -123,6 +123,18 @@ def generate(
         ),
     ] = 256,
     max_seqs: Annotated[int, typer.Option(help="Prompts that run at once at most.")] = 8,
+    device: Annotated[
+        str, typer.Option(help="Where: cpu, cuda, cuda:N, or auto (a GPU if there is one).")
+    ] = "cpu",
+    dtype: Annotated[str, typer.Option(help="What the model computes in: fp32 or bf16.")] = "fp32",
+    graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--graphs/--no-graphs",
+            help="Replay decode steps from CUDA graphs. Default: on a GPU; on a CPU it only shows "
+            "that nothing changes.",
+        ),
+    ] = None,
     gguf: Annotated[Path | None, typer.Option(help="Your own SmolLM2 GGUF file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
+
     from mla_ref.engine import Prompt
     from mla_ref.speculative import SamplingParams
 
 CACHE_DTYPES = ("float32", "bfloat16", "fp8")
+DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 DEFAULT_DRAFTER = "mtp"
 
 
@@ -42,6 +45,9 @@ class GenerateOptions:
     page_size: int
     chunk_size: int
     max_seqs: int
+    device: str
+    dtype: str
+    graphs: bool | None
     gguf: Path | None
     as_json: bool
 
@@ -58,7 +64,30 @@ class GenerateOptions:
     @property
     def cache_format(self) -> str:
         """One of `CACHE_DTYPES`."""
-        return self.cache_dtype or ("fp8" if self.sparse else "float32")
+        return self.cache_dtype or ("fp8" if self.sparse else DTYPES[self.dtype])
+
+    @property
+    def torch_device(self) -> "torch.device":
+        """Where the model runs.
+
+        Raises:
+            ValueError: There is no such device, and why.
+        """
+        from mla_ref.platform import resolve_device
+
+        return resolve_device(self.device)
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether the attention can be recorded: it does not go from page to page on the host."""
+        return self.attention != "gqa" and self.form != "expanded"
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps are replayed from graphs."""
+        if self.graphs is None:
+            return self.torch_device.type == "cuda" and self.has_fixed_shapes
+        return self.graphs
 
     def check(self) -> None:
         """Raise an error that names the option which cannot be, or not with another."""
@@ -82,6 +111,7 @@ class GenerateOptions:
         if self.sample_top_k is not None:
             require_count("--sample-top-k", self.sample_top_k, at_least=1)
         _ = self.sampling  # raises for the others
+        self._check_device()
         self._check_attention()
         require_count("--page-size", self.page_size, at_least=1)
         require_count("--max-seqs", self.max_seqs, at_least=1)
@@ -153,6 +183,12 @@ class GenerateOptions:
             if given and not self.mtp:
                 raise ValueError(f"{name} needs --mtp N, the drafts a step, such as --mtp 3")
 
+    def _check_device(self) -> None:
+        from mla_ref.checks import require_choice
+
+        require_choice("--dtype", self.dtype, tuple(DTYPES))
+        _ = self.torch_device  # raises where there is none
+
     def _check_attention(self) -> None:
         from mla_ref.backends import find_backend
         from mla_ref.batching import read_mode
@@ -177,3 +213,9 @@ class GenerateOptions:
             raise ValueError("--mode needs --sparse: dense attention has one kernel for all rows")
         read_mode(self.mode)
         find_backend(self.backend)
+        if self.backend != "torch" and not self.sparse:
+            raise ValueError("--backend needs --sparse: dense attention is torch's alone")
+        if self.graphs and not self.has_fixed_shapes:
+            raise ValueError(
+                "--graphs needs the absorbed form: gqa and expanded go by numbers of the host"
+            )

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from mla_ref.cli.generate_result import Run, Writing
+from mla_ref.engine import first_difference
 from mla_ref.speculative import AcceptanceStats
 
 
@@ -39,10 +40,8 @@ class Comparison(NamedTuple):
     def first_difference(self) -> tuple[str, int] | None:
         """Name of the first prompt whose tokens differ, and the place; None if all are equal."""
         for a, b in zip(self.drafted.writings, self.plain.writings, strict=True):
-            ours, theirs = a.transcript.token_ids, b.transcript.token_ids
-            if ours != theirs:
-                pairs = enumerate(zip(ours, theirs, strict=False))
-                place = next((i for i, (x, y) in pairs if x != y), min(len(ours), len(theirs)))
+            place = first_difference(a.transcript.token_ids, b.transcript.token_ids)
+            if place is not None:
                 return a.request.request_id, place
         return None
 
@@ -89,6 +88,8 @@ def lines(run: Run, model: Mapping[str, Any]) -> list[str]:
         f"{run.new_tokens} tokens ({ends}), prefill {run.prefill_rate or 0:.0f} tokens/s{decode}, "
         f"KV cache {model['kv_bytes_per_token']:,} bytes a token ({name}, {model['cache_dtype']})"
     ]
+    if where := _where(run, model):
+        found.append(where)
     if run.step_parts:
         total = sum(run.step_parts.values())
         parts = sorted(run.step_parts.items(), key=lambda part: -part[1])
@@ -110,6 +111,23 @@ def lines(run: Run, model: Mapping[str, Any]) -> list[str]:
         )
         found.append(f"routes, in steps: {ways}")
     return found
+
+
+def _where(run: Run, model: Mapping[str, Any]) -> str | None:
+    """Device, kernels and graphs; nothing where torch alone runs in float32 on the CPU."""
+    words = []
+    if model["device_name"] or model["dtype"] != "fp32":
+        name = f" ({model['device_name']})" if model["device_name"] else ""
+        words.append(f"on {model['device']}{name} in {model['dtype']}")
+    if model["backend"] not in (None, "torch"):
+        kernels = model["kernels"].items()
+        ours = [step for step, who in kernels if who == model["backend"]]
+        words.append(f"{model['backend']} kernels for {', '.join(ours)}")
+    if model["graphs"]:
+        words.append(
+            f"{run.num_replayed} of {run.num_steps} steps replayed from {run.num_graphs} graphs"
+        )
+    return "; ".join(words) or None
 
 
 def to_json(run: Run, model: Mapping[str, Any], comparison: Comparison | None) -> dict[str, Any]:
@@ -165,6 +183,8 @@ def _run_json(run: Run) -> dict[str, Any]:
     return {
         "new_tokens": run.new_tokens,
         "steps": run.num_steps,
+        "replayed_steps": run.num_replayed,
+        "recorded_graphs": run.num_graphs,
         "seconds": run.seconds,
         "prefill_tokens_per_second": run.prefill_rate,
         "decode_tokens_per_second": run.decode_rate,

@@ -63,14 +63,24 @@ class Run:
         return _rate(sum(step.num_prefill_tokens for step in steps), steps)
 
     @property
+    def num_replayed(self) -> int:
+        """Steps that were replayed from a graph."""
+        return sum(step.graph is not None for step in self.timeline)
+
+    @property
+    def num_graphs(self) -> int:
+        """Graphs that were recorded for them."""
+        return sum(step.graph == "recorded" for step in self.timeline)
+
+    @property
     def decode_rate(self) -> float | None:
-        """New tokens a second, of the steps that run no prompt."""
+        """New tokens a second, of the steps that run no prompt and record no graph."""
         steps = self._decode_steps()
         return _rate(sum(step.num_new_tokens for step in steps), steps)
 
     @property
     def step_parts(self) -> dict[str, float] | None:
-        """Seconds of one step that runs no prompt, on average, by part."""
+        """Seconds of one step that runs no prompt and records no graph, on average, by part."""
         steps = self._decode_steps()
         if not steps:
             return None
@@ -86,7 +96,8 @@ class Run:
         return result
 
     def _decode_steps(self) -> list[StepRecord]:
-        return [step for step in self.timeline if not step.num_prefill_tokens]
+        steps = [step for step in self.timeline if not step.num_prefill_tokens]
+        return [step for step in steps if step.graph != "recorded"]
 
 
 def _rate(count: int, steps: Sequence[StepRecord]) -> float | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mla_ref.backends import find_backend
+from mla_ref.backends import PARTS, find_backend
 from mla_ref.batching import read_mode
-from mla_ref.cli.generate_options import GenerateOptions
+from mla_ref.cli.generate_options import DTYPES, GenerateOptions
 from mla_ref.cli.generate_result import Run, Writing
 from mla_ref.cli.show_drafts import Marks, marked
 from mla_ref.engine import (
@@ -25,6 +25,7 @@ from mla_ref.engine import (
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.language_model import LanguageModel
 from mla_ref.models.tokenizer import Tokenizer
+from mla_ref.platform import device_name
 from mla_ref.speculative import Drafter
 
 # Is shown each step of each request after it, and what that adds to the text, marked.
@@ -63,6 +64,8 @@ class Job:
             form=options.form,
             topk=options.topk if options.sparse else None,
             backend=find_backend(options.backend),
+            device=options.torch_device,
+            dtype=getattr(torch, DTYPES[options.dtype]),
         )
         name = options.drafter_name
         drafter = new_drafter(name, model, options.mtp) if name else None
@@ -84,12 +87,25 @@ class Job:
             "form": form,
             "topk": options.topk if options.sparse else None,
             "backend": options.backend if options.sparse else None,
+            "kernels": self._kernels if options.sparse else None,
+            "device": str(self.model.device),
+            "device_name": device_name(self.model.device),
+            "dtype": options.dtype,
+            "graphs": options.uses_graphs,
             "mode": str(read_mode(options.mode)) if options.sparse else None,
             "cache_dtype": options.cache_format,
             "kv_bytes_per_token": self.model.new_cache(1, 1, self.cache_dtype).nbytes,
             "drafter": options.drafter_name,
             "num_speculative_tokens": options.mtp,
         }
+
+    @property
+    def _kernels(self) -> dict[str, str]:
+        """Who does which step of sparse attention."""
+        backend = find_backend(self.options.backend)
+        used = [name for name in PARTS if name != "merge"]  # that one is for ranks
+        steps = {name: backend.name if name in backend.parts else "torch" for name in used}
+        return {"attention": backend.name} | steps
 
     def run(self, display: Display, *, drafts: bool, marks: Marks | None = None) -> Run:
         """Run all requests to the end, in an engine of their own.
@@ -146,6 +162,7 @@ class Job:
             ),
             page_size=options.page_size,
             cache_dtype=self.cache_dtype,
+            graphs=options.uses_graphs,
         )
 
 

@@ -2,8 +2,10 @@
 
 from mla_ref.engine.batch import Batch, logits_rows
 from mla_ref.engine.blocks import BlockManager
+from mla_ref.engine.difference import first_difference
 from mla_ref.engine.engine import Engine
 from mla_ref.engine.generate import generate
+from mla_ref.engine.graphs import GraphSizes, StaticStep, StepGraphs
 from mla_ref.engine.load import DRAFTERS, load_model, new_drafter, pages_for
 from mla_ref.engine.prompts import Prompt, chat_text, read_prompts, request_seed
 from mla_ref.engine.record import PARTS, Output, StepRecord, StopWatch
@@ -19,6 +21,7 @@ __all__ = [
     "BlockManager",
     "Engine",
     "Executed",
+    "GraphSizes",
     "Output",
     "Prompt",
     "Request",
@@ -27,11 +30,14 @@ __all__ = [
     "Schedule",
     "Scheduled",
     "Scheduler",
+    "StaticStep",
     "Status",
+    "StepGraphs",
     "StepRecord",
     "StopWatch",
     "Transcript",
     "chat_text",
+    "first_difference",
     "generate",
     "load_model",
     "logits_rows",

@@ -21,6 +21,7 @@ from mla_ref.cache import pages_needed
 from mla_ref.checks import describe, require_count
 from mla_ref.engine.batch import Batch
 from mla_ref.engine.blocks import BlockManager
+from mla_ref.engine.graphs import StepGraphs
 from mla_ref.engine.record import Output, StepRecord, StopWatch
 from mla_ref.engine.request import Request, RequestState
 from mla_ref.engine.runner import Executed, Runner
@@ -30,7 +31,9 @@ from mla_ref.speculative import AcceptanceStats, Drafter
 
 
 class Engine:
-    """Runs requests on a model until each is finished, on the CPU: batches are made there.
+    """Runs requests on a model until each is finished.
+
+    Batches are made on the host and go to the model's device, from which new tokens come back.
 
     Attributes:
         scheduler: Queues and pages.
@@ -55,6 +58,7 @@ class Engine:
         cache_dtype: torch.dtype | None = None,
         per_request_routes: bool = False,
         pad_to: int = 1,
+        graphs: bool = False,
     ) -> None:
         """Make the cache and the buffers; no step makes any.
 
@@ -72,6 +76,7 @@ class Engine:
             cache_dtype: What the cache stores; None: the model's choice.
             per_request_routes: Route each request by itself, not the batch as one.
             pad_to: Pad steps to multiples of it, as for CUDA graphs.
+            graphs: Record steps without a prompt and replay them, see `StepGraphs`.
 
         Raises:
             ValueError: Drafts are asked for and nobody proposes them, or a number is out of range.
@@ -92,13 +97,18 @@ class Engine:
         if num_pages is None:
             num_pages = max(pages_needed(model.config.context_length, page_size), max_num_seqs)
         self.scheduler = Scheduler(limits, BlockManager(num_pages, page_size), max_chunk)
+        cache = model.new_cache(num_pages, page_size, cache_dtype, limits=limits, mode=mode)
+        most = min(pages_needed(model.config.context_length, page_size), num_pages)
         self.runner = Runner(
             model,
-            model.new_cache(num_pages, page_size, cache_dtype, limits=limits, mode=mode),
+            cache,
             drafter=drafter,
             num_drafts=num_drafts,
             draft_cache=drafter.new_cache(num_pages, page_size) if drafter else None,
             per_request=per_request_routes,
+            graphs=StepGraphs(model, cache, limits=limits, max_pages=most, page_size=page_size)
+            if graphs
+            else None,
         )
         self.requests: dict[str, RequestState] = {}
         self.timeline: list[StepRecord] = []
@@ -177,7 +187,9 @@ class Engine:
         if not plan.items:
             return []
         page_size = self.scheduler.blocks.page_size
-        batch = Batch.build(plan.items, page_size, self.scheduler.limits, self._pad_to)
+        graphs = self.runner.graphs
+        sizes = graphs.sizes if graphs else None
+        batch = Batch.build(plan.items, page_size, self.scheduler.limits, self._pad_to, sizes)
         executed = self.runner.execute(batch, watch)
         outputs = self._accept(batch, executed)
         watch.lap("sampling")
@@ -194,6 +206,7 @@ class Engine:
             num_new_tokens=sum(len(output.token_ids) for output in outputs),
             route=route.kind if route else None,
             reason=route.reason if route else None,
+            graph=executed.graph,
             preempted=tuple(state.request.request_id for state in plan.preempted),
             seconds=watch.seconds,
         )

@@ -41,14 +41,20 @@ def generate(
         An iterator of tokens. Its first step runs the prompt.
 
     Raises:
-        ValueError: The prompt is empty, or with the new tokens it is longer than the model's
-            context, or a number is less than 1. Raised by the call, not by the first step.
+        ValueError: The prompt is empty, a token is not in the vocabulary, or with the new tokens it
+            is longer than the model's context, or a number is less than 1. Raised by the call, not
+            by the first step.
     """
     require_count("max_new_tokens", max_new_tokens, at_least=1)
     require_count("chunk_size", chunk_size, at_least=1)
     total, context = len(prompt_ids), model.config.context_length
     if total == 0:
         raise ValueError("the prompt must hold a token at least, got an empty one")
+    last = model.config.vocab_size - 1
+    if not 0 <= min(prompt_ids) <= max(prompt_ids) <= last:
+        raise ValueError(
+            f"prompt_ids must lie in 0 .. {last}, got {min(prompt_ids)} .. {max(prompt_ids)}"
+        )
     if total + max_new_tokens > context:
         raise ValueError(
             f"prompt and new tokens must fit into the model's context of {context}, got {total} + "
@@ -59,8 +65,8 @@ def generate(
     cache = model.new_cache(num_pages, page_size, cache_dtype)
 
     def run(token_ids: Sequence[int], computed_len: int) -> Float[Tensor, "1 hidden"]:
-        step = Step.one_request(computed_len, len(token_ids), page_size)
-        return model.forward(torch.tensor(token_ids), step, cache)[-1:]
+        step = Step.one_request(computed_len, len(token_ids), page_size).to(model.device)
+        return model.forward(torch.tensor(token_ids, device=model.device), step, cache)[-1:]
 
     def tokens() -> Iterator[int]:
         for first in range(0, total, chunk_size):

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import torch
+
 from mla_ref.backends import Backend
 from mla_ref.cache import pages_needed
 from mla_ref.checks import describe, require_choice, require_count
@@ -25,6 +27,8 @@ def load_model(
     form: str | None = None,
     topk: int | None = None,
     backend: Backend | None = None,
+    device: torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> SmolLM2 | SparseSmolLM2:
     """SmolLM2 from its file.
 
@@ -34,13 +38,18 @@ def load_model(
         form: As in `SmolLM2`.
         topk: Attend to so many keys, chosen by the indexers of this package; None: to all.
         backend: Who computes sparse attention; None: torch.
+        device: Where it runs; None: on the CPU.
+        dtype: What the weights are held in and computed in.
 
     Raises:
         ValueError: A choice is unknown, or sparse attention is asked for and not the packed form.
     """
     if topk is not None and attention != "packed":
         raise ValueError(f'attention must be "packed" with topk, got {attention!r}')
-    dense = SmolLM2(SmolLM2Weights.read(file), attention=attention, form=form)
+    weights = SmolLM2Weights.read(file, dtype)
+    if device is not None:
+        weights = weights.to(device)
+    dense = SmolLM2(weights, attention=attention, form=form)
     return dense if topk is None else SparseSmolLM2.trained(dense, topk=topk, backend=backend)
 
 

@@ -24,6 +24,7 @@ class StepRecord:
         reason: Why, a code of `REASONS`; None likewise.
         preempted: Requests that lost their pages before the step.
         seconds: By the names of `PARTS`, of the host's clock.
+        graph: "replayed" from a graph, "recorded" to one and then replayed, or None: just run.
     """
 
     num_reqs: int
@@ -37,6 +38,7 @@ class StepRecord:
     reason: str | None
     preempted: tuple[str, ...]
     seconds: Mapping[str, float]
+    graph: str | None = None
 
     @property
     def total_seconds(self) -> float:

@@ -6,7 +6,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from mla_ref.batching import Route
+from mla_ref.batching.transfer import move_together
 from mla_ref.engine.batch import Batch
+from mla_ref.engine.graphs import StepGraphs
 from mla_ref.engine.record import StopWatch
 from mla_ref.models.language_model import LanguageModel
 from mla_ref.speculative import Drafter, DraftRequest, verify
@@ -21,12 +23,14 @@ class Executed(NamedTuple):
         num_accepted: Accepted drafts of each.
         hidden: Hidden states of all rows, for the drafter.
         route: Which kernel took which rows; None where the model has only one.
+        graph: "replayed", "recorded" or None, as in `StepRecord`.
     """
 
     token_ids: list[list[int]]
     num_accepted: list[int]
     hidden: Float[Tensor, "padded_tokens hidden"]
     route: Route | None
+    graph: str | None
 
 
 class Runner:
@@ -39,6 +43,7 @@ class Runner:
         cache: The model's cache.
         draft_cache: The drafter's, with the same pages: one block table serves both.
         per_request: Whether each request is routed by itself.
+        graphs: Recorded steps; None: every step is run.
     """
 
     def __init__(
@@ -50,18 +55,32 @@ class Runner:
         num_drafts: int,
         draft_cache: Any,
         per_request: bool,
+        graphs: StepGraphs | None = None,
     ) -> None:
         """Hold them."""
+        self.graphs = graphs
         self.model, self.cache, self.per_request = model, cache, per_request
         self.drafter, self.num_drafts, self.draft_cache = drafter, num_drafts, draft_cache
 
     def execute(self, batch: Batch, watch: StopWatch) -> Executed:
-        """Route, run the model, and judge drafts and choose tokens from its logits."""
+        """Route, run the model, and judge drafts and choose tokens from its logits.
+
+        The batch goes to the model's device here, and the new tokens come back: all that the host
+        has to know of what the device computes.
+        """
         route = self.model.route(batch.step, self.cache, per_request=self.per_request)
         watch.lap("schedule")
-        hidden = self.model.forward(batch.token_ids, batch.step, self.cache, route=route)
+        graph, graphs = None, self.graphs
+        # Segments of several kernels begin wherever requests do: too many graphs to record.
+        if graphs and batch.fits_graph and (route is None or len(route.segments) == 1):
+            known = len(graphs.recorded)
+            hidden = graphs.forward(batch.token_ids, batch.step, route)
+            graph = "replayed" if len(graphs.recorded) == known else "recorded"
+        else:
+            hidden = self._run(batch, route)
         watch.lap("forward")
-        logits = self.model.logits(hidden[batch.logits_rows])
+        (rows,) = move_together([batch.logits_rows], self.model.device)
+        logits = self.model.logits(hidden[rows])
         watch.lap("logits")
         choosing = [item for item in batch.items if item.samples]
         verified = verify(
@@ -74,7 +93,14 @@ class Runner:
         )
         found = zip(*verified, strict=True)
         pairs = [next(found) if item.samples else ([], 0) for item in batch.items]
-        return Executed([t for t, _ in pairs], [n for _, n in pairs], hidden, route)
+        return Executed([t for t, _ in pairs], [n for _, n in pairs], hidden, route, graph)
+
+    def _run(self, batch: Batch, route: Route | None) -> Float[Tensor, "padded_tokens hidden"]:
+        """The model on a batch of any size."""
+        *on_device, token_ids = move_together(
+            [*batch.step.on_device, batch.token_ids], self.model.device
+        )
+        return self.model.forward(token_ids, batch.step.moved(on_device), self.cache, route=route)
 
     def draft(self, batch: Batch, executed: Executed) -> None:
         """Let the drafter propose for all requests that go on.

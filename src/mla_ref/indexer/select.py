@@ -3,6 +3,9 @@
 Its scores are checked against float64, its lists against the scores.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
@@ -22,7 +25,7 @@ from mla_ref.checks import (
     require_size,
 )
 from mla_ref.indexer.scores import index_scores
-from mla_ref.indexer.topk import select_topk_chunked
+from mla_ref.indexer.topk import select_topk, select_topk_chunked
 from mla_ref.numerics.float8 import SCALE_RULES, from_e4m3
 
 
@@ -37,12 +40,17 @@ def select_positions(
     topk: int,
     scale_rule: str = "pow2-floor",
     chunk: int = 8192,
+    score: Callable[..., Tensor] = index_scores,
+    select: Callable[..., Tensor] = select_topk,
 ) -> Int[Tensor, "num_tokens topk"]:
     """The keys that each new token will attend to, best first.
 
     Row i of a request's q_len new tokens chooses among its first seq_len - q_len + i + 1 keys: the
     bound is the whole context, never the chunk that runs (a resumed prefill must choose as one
     shot does). Keys are scored `chunk` at a time, so 128k keys need no 128k-wide score matrix.
+
+    Lengths and block table are looked at and must lie on the host; queries and cache may be
+    anywhere.
 
     Args:
         q: Index queries, turned by RoPE.
@@ -54,6 +62,8 @@ def select_positions(
         topk: Width of the result.
         scale_rule: Of the queries' FP8 scales.
         chunk: Keys at a time.
+        score: Who makes the scores, as `index_scores` does.
+        select: Who chooses among them where one chunk holds all keys, as `select_topk` does.
 
     Returns:
         int32 positions in the token's own request; -1 where there are fewer keys than `topk`.
@@ -79,28 +89,29 @@ def select_positions(
     starts, parts = query_start_loc.tolist(), []
     for request, seq_len in enumerate(seq_lens.tolist()):
         rows = slice(starts[request], starts[request + 1])
-        parts.append(
-            _select_one(
-                q[rows], weights[rows], index_cache, block_table[request], seq_len, topk, chunk
-            )
+        visible_lens = torch.arange(
+            seq_len - (rows.stop - rows.start) + 1, seq_len + 1, device=q.device
         )
-    return torch.cat(parts) if parts else torch.empty(0, topk, dtype=torch.int32)
+        score_chunk = partial(
+            _score_chunk, score, q[rows], weights[rows], index_cache, block_table[request]
+        )
+        if seq_len <= chunk:
+            parts.append(select(score_chunk(0, seq_len), visible_lens, topk))
+        else:
+            parts.append(select_topk_chunked(score_chunk, seq_len, visible_lens, topk, chunk=chunk))
+    if not parts:
+        return torch.empty(0, topk, dtype=torch.int32, device=q.device)
+    return torch.cat(parts)
 
 
-def _select_one(
+def _score_chunk(
+    score: Callable[..., Tensor],
     q: Float[Tensor, "rows index_heads d_i"],
     weights: Float[Tensor, "rows index_heads"],
     index_cache: Shaped[Tensor, "pages *page"],
     block_table_row: Int[Tensor, " max_pages"],
-    seq_len: int,
-    topk: int,
-    chunk: int,
-) -> Int[Tensor, "rows topk"]:
-    rows = q.shape[0]
-    visible_lens = torch.arange(seq_len - rows + 1, seq_len + 1, device=q.device)
-
-    def score_chunk(first: int, count: int) -> Tensor:
-        keys = read_index_keys(index_cache, block_table_row, first, count)
-        return index_scores(q, keys, weights)
-
-    return select_topk_chunked(score_chunk, seq_len, visible_lens, topk, chunk=chunk)
+    first: int,
+    count: int,
+) -> Float[Tensor, "rows count"]:
+    """Scores of some keys of one request."""
+    return score(q, read_index_keys(index_cache, block_table_row, first, count), weights)

@@ -115,7 +115,10 @@ def inverse_frequencies(config: RopeConfig) -> Float[Tensor, " half_dim"]:
 
 
 def rope_table(
-    config: RopeConfig, positions: Int[Tensor, " s"]
+    config: RopeConfig,
+    positions: Int[Tensor, " s"],
+    *,
+    frequencies: Float[Tensor, " half_dim"] | None = None,
 ) -> tuple[Float[Tensor, "s half_dim"], Float[Tensor, "s half_dim"]]:
     """Cosine and sine of every position's angles, float64.
 
@@ -123,9 +126,16 @@ def rope_table(
     in bfloat16 (base 1e4) a cosine of position 6143 is off by 1.05, seen in a public MLA reference.
     With YaRN both carry mscale(factor, mscale) / mscale(factor, mscale_all_dim), which is 1 for
     DeepSeek's models.
+
+    Args:
+        config: The rotary embedding.
+        positions: Of each row.
+        frequencies: What `inverse_frequencies` gives, on the device of the positions; None: made
+            here and copied there, which a captured step cannot do.
     """
     require_integer("positions", positions, "s")
-    frequencies = inverse_frequencies(config).to(positions.device)
+    if frequencies is None:
+        frequencies = inverse_frequencies(config).to(positions.device)
     angles = positions[:, None].double() * frequencies
     stretch = 1.0
     if config.yarn is not None:

@@ -25,6 +25,7 @@ from mla_ref.layers import (
     Projection,
     RopeConfig,
     apply_rope,
+    inverse_frequencies,
     layer_norm,
     rope_table,
 )
@@ -77,6 +78,9 @@ class IndexerLayer(nn.Module):
         # In bfloat16, keys whose scores differ by 1e-4 change places (sglang#13459).
         self.weights_proj = linear(hidden_size, heads, wide)
         self.requires_grad_(False)
+        # By device: what is made on the host is moved once, since a captured step cannot.
+        self._frequencies: dict[torch.device, Tensor] = {}
+        self._mixing: dict[torch.device, Tensor] = {}
 
     @classmethod
     def for_model(cls, config: MLAConfig, **kwargs: object) -> "IndexerLayer":
@@ -175,13 +179,18 @@ class IndexerLayer(nn.Module):
 
     def _placed(self, x: Float[Tensor, "s *h d_i"], positions: Int[Tensor, " s"]) -> Tensor:
         """The first numbers turned to their position, and all of them mixed if the config says."""
-        cos, sin = rope_table(self.rope, positions)
+        device = positions.device
+        if device not in self._frequencies:
+            self._frequencies[device] = inverse_frequencies(self.rope).to(device)
+            if self.config.hadamard:
+                self._mixing[device] = hadamard(self.config.head_dim).to(device)
+        cos, sin = rope_table(self.rope, positions, frequencies=self._frequencies[device])
         head, rest = x.tensor_split([self.rope.dim], dim=-1)
         turned = apply_rope(head, cos, sin, interleaved=self.rope.interleaved)
         placed = torch.cat([turned, rest], dim=-1)
         if not self.config.hadamard:
             return placed
-        return placed @ hadamard(self.config.head_dim).to(placed)
+        return placed @ self._mixing[device].to(placed.dtype)
 
     def _require_rows(self, name: str, x: Tensor, width: int, positions: Tensor) -> None:
         require_float(name, x, "s width")

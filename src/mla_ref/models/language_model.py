@@ -18,6 +18,10 @@ class LanguageModel(Protocol):
     def config(self) -> SmolLM2Config:
         """The model's dimensions."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie, and so caches and steps."""
+
     def new_cache(
         self,
         num_pages: int,
@@ -41,7 +45,7 @@ class LanguageModel(Protocol):
         """Which kernel takes which rows of a step; None where the model has only one kernel.
 
         Args:
-            step: The batch.
+            step: The batch; only its facts on the host are looked at.
             cache: From `new_cache`.
             per_request: Ask for each request by itself, not once for the batch.
         """
@@ -56,8 +60,8 @@ class LanguageModel(Protocol):
     ) -> Float[Tensor, "padded_tokens hidden"]:
         """Run the new tokens of a step and store their rows.
 
-        A padded row has some token and a state that means nothing. Without a route the model makes
-        its own.
+        Tokens and step lie on the model's device. A padded row has some token and a state that
+        means nothing. Without a route the model makes its own.
         """
 
     def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:

@@ -6,10 +6,18 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mla_ref.attention import mla_absorbed_attention, mla_expanded_attention
+from mla_ref.attention import (
+    absorb_query,
+    mla_absorbed_attention,
+    mla_expanded_attention,
+    project_values,
+    sparse_extend,
+)
 from mla_ref.batching import Step
 from mla_ref.cache import write_rows
 from mla_ref.checks import require_choice
+from mla_ref.indexer import all_positions, positions_to_slots
+from mla_ref.numerics import compute_dtype
 
 FORMS = ("expanded", "absorbed")
 
@@ -60,6 +68,9 @@ def attend_latent(
 ) -> Float[Tensor, "num_tokens hidden"]:
     """One layer's attention over a step: write the new rows, then attend.
 
+    Off the CPU and in a captured step the absorbed form is sparse attention to all keys, because
+    rung 6 goes from page to page by numbers of the host.
+
     Args:
         layer: The layer's linear maps.
         x: Input of the attention (after its norm), one row a new token.
@@ -70,20 +81,42 @@ def attend_latent(
     attention = {"expanded": mla_expanded_attention, "absorbed": mla_absorbed_attention}[
         require_choice("form", form, FORMS)
     ]
-    write_rows(kv_cache, layer.kv_rows(x, step.positions), step.slot_mapping)
+    rows = layer.kv_rows(x, step.positions)
+    write_rows(kv_cache, rows, step.slot_mapping, validate=step.validates)
     q_nope, q_pe = layer.queries(layer.query_latent(x), step.positions)
+    if form == "absorbed" and not step.validates:
+        return layer.output(_attend_to_all(layer, q_nope, q_pe, kv_cache, step))
     result = attention(
         q_nope[: step.num_tokens],
         q_pe[: step.num_tokens],
         kv_cache,
         layer.w_uk,
         layer.w_uv,
-        query_start_loc=step.query_start_loc,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
+        **step.batch,
         softmax_scale=layer.softmax_scale,
     )
     return layer.output(padded_rows(result.out, step))
+
+
+def _attend_to_all(
+    layer: LatentProjections,
+    q_nope: Float[Tensor, "padded_tokens h d_n"],
+    q_pe: Float[Tensor, "padded_tokens h d_r"],
+    kv_cache: Float[Tensor, "pages page_size d_row"],
+    step: Step,
+) -> Float[Tensor, "padded_tokens h d_v"]:
+    """Rung 9 on lists that name every key: as dense, in shapes that the host knows beforehand."""
+    table = step.block_table
+    positions = all_positions(step.visible_lens, table.shape[1] * step.page_size)
+    dtype = compute_dtype(q_nope, kv_cache, layer.w_uk)
+    result = sparse_extend(
+        absorb_query(q_nope.to(dtype), q_pe.to(dtype), layer.w_uk.to(dtype)),
+        kv_cache,
+        positions_to_slots(positions, step.request_of_row, table, step.page_size),
+        softmax_scale=layer.softmax_scale,
+        kv_lora_rank=layer.w_uk.shape[-1],
+    )
+    return project_values(result.out, layer.w_uv.to(dtype)).to(q_nope.dtype)
 
 
 def padded_rows(

@@ -14,7 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mla_ref.batching import Route, ServingLimits, Step
-from mla_ref.checks import describe, require_choice, require_count, require_integer, require_size
+from mla_ref.checks import (
+    can_look,
+    describe,
+    require_choice,
+    require_count,
+    require_integer,
+    require_size,
+)
 from mla_ref.layers import project, rms_norm, rope_table
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA
@@ -37,6 +44,8 @@ class SmolLM2:
         layers: The decoder layers.
     """
 
+    layer_type: type[SmolLM2Layer] = SmolLM2Layer
+
     def __init__(
         self, weights: SmolLM2Weights, *, attention: str = "packed", form: str | None = None
     ) -> None:
@@ -57,7 +66,7 @@ class SmolLM2:
         if attention != "gqa":
             form = require_choice("form", "absorbed" if form is None else form, FORMS)
         self.form = form
-        positions = torch.arange(weights.config.context_length, device=weights.embedding.device)
+        positions = torch.arange(weights.config.context_length, device=self.device)
         self._rope = rope_table(weights.config.rope, positions)
         self._packing: Packing | None = None
         self._packing = Packing.of(self.new_layer(weights.layers[0]).gqa)
@@ -104,11 +113,11 @@ class SmolLM2:
 
     def with_attention(self, attention: str, form: str | None = None) -> "SmolLM2":
         """The same model, sharing its weights, with attention computed in another way."""
-        return SmolLM2(self.weights, attention=attention, form=form)
+        return type(self)(self.weights, attention=attention, form=form)
 
     def to(self, device: torch.device) -> "SmolLM2":
         """The same model with its weights on another device."""
-        return SmolLM2(self.weights.to(device), attention=self.attention, form=self.form)
+        return type(self)(self.weights.to(device), attention=self.attention, form=self.form)
 
     @property
     def config(self) -> SmolLM2Config:
@@ -120,9 +129,14 @@ class SmolLM2:
         """What the weights are held in."""
         return self.weights.embedding.dtype
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie, and so caches and steps."""
+        return self.weights.embedding.device
+
     def new_layer(self, weights: LayerWeights) -> SmolLM2Layer:
         """A decoder layer of this model's dimensions that attends in this model's way."""
-        return SmolLM2Layer(
+        return self.layer_type(
             weights,
             self.config,
             self._rope,
@@ -168,7 +182,9 @@ class SmolLM2:
         require_count("num_pages", num_pages)
         require_count("page_size", page_size, at_least=1)
         shape = self.layers[0].cache_shape(num_pages, page_size)
-        return torch.zeros(self.config.num_layers, *shape, dtype=dtype or self.dtype)
+        return torch.zeros(
+            self.config.num_layers, *shape, dtype=dtype or self.dtype, device=self.device
+        )
 
     def route(
         self, step: Step, cache: Float[Tensor, "layers *rows"], *, per_request: bool = False
@@ -205,6 +221,8 @@ class SmolLM2:
     ) -> Float[Tensor, "s hidden"]:
         """Look the step's tokens up; `name` is what errors call them.
 
+        Ids that lie on a device are not looked at (see `can_look`): whoever brings them there does.
+
         Raises:
             ValueError: A token is not in the vocabulary, or there are not as many as in the step.
         """
@@ -212,7 +230,8 @@ class SmolLM2:
         require_size(name, token_ids, 0, step.positions.shape[0], "the tokens of the step")
         last = self.config.vocab_size - 1
         # A negative id would read the embedding from its end.
-        if token_ids.numel() and not 0 <= token_ids.min() <= token_ids.max() <= last:
+        looks = can_look(token_ids) and token_ids.numel()
+        if looks and not 0 <= token_ids.min() <= token_ids.max() <= last:
             raise ValueError(
                 f"{name} must lie in 0 .. {last}, got {int(token_ids.min())} .. "
                 f"{int(token_ids.max())}"
@@ -244,8 +263,8 @@ class SmolLM2:
             raise ValueError("layers must name a layer at least, got none")
         for layer in layers:
             self._layer(layer)
-        token_ids = torch.as_tensor(token_ids)
-        step = Step.one_request(0, len(token_ids), _PAGE_SIZE)
+        token_ids = torch.as_tensor(token_ids, device=self.device)
+        step = Step.one_request(0, len(token_ids), _PAGE_SIZE).to(self.device)
         cache = self.new_cache(step.block_table.shape[1], _PAGE_SIZE)
         x = self.embed(token_ids, step)
         inputs = {}

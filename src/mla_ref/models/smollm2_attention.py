@@ -14,6 +14,7 @@ from torch import Tensor
 from mla_ref.attention import paged_attention
 from mla_ref.batching import Step
 from mla_ref.cache import write_rows
+from mla_ref.checks import can_look
 from mla_ref.layers import apply_rope, project
 from mla_ref.models.projections import padded_rows
 
@@ -96,7 +97,8 @@ class GQAProjections:
     def _turn(self, heads: Tensor, positions: Tensor) -> Tensor:
         # A negative position would read the table from its end.
         last = self.cos.shape[0] - 1
-        if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) <= last:
+        looks = can_look(positions) and positions.numel()
+        if looks and not 0 <= int(positions.min()) <= int(positions.max()) <= last:
             raise ValueError(
                 f"positions must lie in 0 .. {last}, got {int(positions.min())} .. "
                 f"{int(positions.max())}"
@@ -120,15 +122,13 @@ def attend_grouped(
     """
     k_cache, v_cache = kv_cache
     q, k, v = layer.qkv(x, step.positions)
-    write_rows(k_cache, k, step.slot_mapping)
-    write_rows(v_cache, v, step.slot_mapping)
+    write_rows(k_cache, k, step.slot_mapping, validate=step.validates)
+    write_rows(v_cache, v, step.slot_mapping, validate=step.validates)
     result = paged_attention(
         q[: step.num_tokens],
         k_cache,
         v_cache,
-        query_start_loc=step.query_start_loc,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
+        **step.batch,
         softmax_scale=layer.softmax_scale,
     )
     return layer.output(padded_rows(result.out, step))

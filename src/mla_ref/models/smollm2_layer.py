@@ -30,6 +30,8 @@ class SmolLM2Layer:
         form: How MLA is computed, "expanded" or "absorbed"; None for "gqa".
     """
 
+    projections: type[GQAProjections] = GQAProjections
+
     def __init__(
         self,
         weights: LayerWeights,
@@ -52,7 +54,7 @@ class SmolLM2Layer:
         """
         self.weights, self.form = weights, form
         self._eps, self._packing = config.rms_norm_eps, packing
-        self.gqa = GQAProjections(
+        self.gqa = self.projections(
             w_q=weights.attn_q,
             w_k=weights.attn_k,
             w_v=weights.attn_v,

@@ -7,6 +7,7 @@ model is changed: with `topk` as long as the text, it is SmolLM2.
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import as_file, files
@@ -34,7 +35,8 @@ from mla_ref.layers import MLAConfig, index_source, preset
 from mla_ref.models.indexer_layer import IndexerLayer
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_weights import SmolLM2Config
-from mla_ref.models.sparse import SparseCache, attend_sparse
+from mla_ref.models.sparse import Attend, SparseCache, attend_sparse
+from mla_ref.models.sparse_parts import SparseParts
 
 CACHE_DTYPES = {"fp8": torch.uint8, "fp32": torch.float32}
 
@@ -70,6 +72,7 @@ class SparseSmolLM2:
         attention: Dimensions, with those of the indexer.
         indexers: The full layers' indexers, by layer.
         backend: Who computes the attention.
+        parts: Who does the steps around it: the backend where it can.
         cache_format: "fp8", rows of 656 bytes and index keys of 132, or "fp32".
         max_rows: New tokens a step at most, where a cache is made without limits.
     """
@@ -102,6 +105,7 @@ class SparseSmolLM2:
         self.attention = attention or preset("smollm2-packed")
         self.indexers = dict(indexers)
         self.backend = backend or TorchBackend()
+        self.parts = SparseParts.of(self.backend.parts)
         self.cache_format = require_choice("cache_format", cache_format, tuple(CACHE_DTYPES))
         self.max_rows = require_count("max_rows", max_rows, at_least=1)
         if self.attention.indexer is None:
@@ -126,13 +130,32 @@ class SparseSmolLM2:
         attention = preset("smollm2-packed")
         if topk is not None and attention.indexer is not None:
             attention = replace(attention, indexer=replace(attention.indexer, topk=topk))
-        indexers = load_indexers(attention, dtype=dense.dtype)
+        indexers = {
+            layer: indexer.to(dense.device)
+            for layer, indexer in load_indexers(attention, dtype=dense.dtype).items()
+        }
         return cls(dense, indexers, attention=attention, **kwargs)  # type: ignore[arg-type]
+
+    def to(self, device: torch.device) -> "SparseSmolLM2":
+        """The same model with its weights on another device."""
+        return SparseSmolLM2(
+            self.dense.to(device),
+            {layer: deepcopy(indexer).to(device) for layer, indexer in self.indexers.items()},
+            attention=self.attention,
+            backend=self.backend,
+            cache_format=self.cache_format,
+            max_rows=self.max_rows,
+        )
 
     @property
     def config(self) -> SmolLM2Config:
         """The model's dimensions."""
         return self.dense.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie, and so caches and steps."""
+        return self.dense.device
 
     def new_cache(
         self,
@@ -158,7 +181,7 @@ class SparseSmolLM2:
         dtype = dtype or CACHE_DTYPES[self.cache_format]
         config, indexer = self.attention, self.attention.indexer
         caches = [
-            SparseCache.new(config, layer, num_pages, page_size, dtype)
+            SparseCache.new(config, layer, num_pages, page_size, dtype, self.device)
             for layer in range(config.num_layers)
         ]
         spec = AttnSpec(
@@ -175,7 +198,7 @@ class SparseSmolLM2:
             spec,
             limits or ServingLimits(self.max_rows, self.max_rows),
             mode or SpecMode.AUTO,
-            device=self.dense.weights.embedding.device,
+            device=self.device,
         )
         return SparseState(caches, scratch)
 
@@ -198,6 +221,7 @@ class SparseSmolLM2:
         *,
         route: Route | None = None,
         selected: list[Tensor] | None = None,
+        attend: Attend | None = None,
     ) -> Float[Tensor, "padded_tokens hidden"]:
         """Run the new tokens of a step; rows and index keys are written into the caches.
 
@@ -207,12 +231,14 @@ class SparseSmolLM2:
             cache: From `new_cache`.
             route: From `route`; left out, one kernel for the batch, by `route`.
             selected: Where given, each layer's positions are appended; nothing else changes.
+            attend: Who attends, in place of the backend and without a route.
 
         Returns:
             Hidden states after the last norm, for `logits`.
         """
         x = self.dense.embed(token_ids, step)
-        attend = partial(attend_along, route or self.route(step, cache), cache.scratch)
+        if attend is None:
+            attend = partial(attend_along, route or self.route(step, cache), cache.scratch)
         full = tuple(sorted(self.indexers))
         chosen: dict[int, Tensor] = {}
         for layer, weights in enumerate(self.dense.layers):
@@ -224,6 +250,7 @@ class SparseSmolLM2:
                 step,
                 attend,
                 selected=chosen.get(index_source(layer, full)),
+                parts=self.parts,
             )
             x = weights.feed_forward(x + attended)
         if selected is not None:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from mla_ref.attention import absorb_query, project_values
 from mla_ref.batching import Step
-from mla_ref.cache import new_index_cache, write_fp8_rows, write_index_keys, write_rows
+from mla_ref.cache import new_index_cache, write_index_keys, write_rows
 from mla_ref.cache.fp8_rows import ROW_BYTES
 from mla_ref.checks import describe, require_integer, require_size
-from mla_ref.indexer import positions_to_slots, select_positions
+from mla_ref.indexer import select_positions, select_positions_fixed
 from mla_ref.layers import MLAConfig
 from mla_ref.models.indexer_layer import IndexerLayer
 from mla_ref.models.projections import LatentProjections, padded_rows
+from mla_ref.models.sparse_parts import SparseParts
 from mla_ref.numerics import AttentionResult
 
 
@@ -60,16 +61,29 @@ class SparseCache:
 
     @classmethod
     def new(
-        cls, config: MLAConfig, layer: int, num_pages: int, page_size: int, dtype: torch.dtype
+        cls,
+        config: MLAConfig,
+        layer: int,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device | None = None,
     ) -> "SparseCache":
         """Zeros for one layer; uint8 for FP8 rows and keys, else plain numbers of this dtype."""
         row = ROW_BYTES if dtype == torch.uint8 else config.kv_row_dim
         index = None
         if config.indexer is not None and layer in config.indexer.full_layers:
             index = new_index_cache(
-                num_pages, page_size, dtype=dtype, head_dim=config.indexer.head_dim
+                num_pages,
+                page_size,
+                dtype=dtype,
+                head_dim=config.indexer.head_dim,
+                device=device,
             )
-        return cls(torch.zeros(num_pages, page_size, row, dtype=dtype), index)
+        return cls(torch.zeros(num_pages, page_size, row, dtype=dtype, device=device), index)
+
+
+_LIBRARY = SparseParts()
 
 
 def attend_sparse(
@@ -82,6 +96,7 @@ def attend_sparse(
     *,
     selected: Int[Tensor, "padded_tokens topk"] | None = None,
     scale_rule: str = "fp32",
+    parts: SparseParts = _LIBRARY,
 ) -> tuple[Float[Tensor, "padded_tokens hidden"], Int[Tensor, "padded_tokens topk"]]:
     """Write the new rows, choose the keys of each and attend to them.
 
@@ -94,6 +109,7 @@ def attend_sparse(
         attend: Who attends, with buffers for as many rows at least. All give the same.
         selected: Positions that an earlier layer chose; read only where `indexer` is None.
         scale_rule: Of the 656-byte rows.
+        parts: Who writes rows, scores and selects keys, and finds their slots.
 
     Returns:
         The attention's output and the positions that it used, for the layers that share them.
@@ -109,17 +125,18 @@ def attend_sparse(
     if indexer is None:
         chosen = _shared(selected, step)
     else:
-        chosen = _select(indexer, latent, x, cache, step)
+        chosen = _select(indexer, latent, x, cache, step, parts)
+    slots = step.slot_mapping
     if cache.kv.dtype == torch.uint8:
-        write_fp8_rows(cache.kv, rows, step.slot_mapping, scale_rule=scale_rule)
+        parts.write(cache.kv, rows, slots, scale_rule=scale_rule, validate=step.validates)
     else:
-        write_rows(cache.kv, rows, step.slot_mapping)
-    slots = positions_to_slots(
+        write_rows(cache.kv, rows, slots, validate=step.validates)
+    indices = parts.convert(
         chosen, step.request_of_row, step.block_table.to(torch.int32), step.page_size
     )
     q_nope, q_pe = layer.queries(latent, step.positions)
     q = absorb_query(q_nope, q_pe, layer.w_uk)
-    result = attend(q, cache.kv, slots, softmax_scale=layer.softmax_scale)
+    result = attend(q, cache.kv, indices, softmax_scale=layer.softmax_scale)
     return layer.output(project_values(result.out, layer.w_uv)), chosen
 
 
@@ -140,6 +157,7 @@ def _select(
     x: Float[Tensor, "padded_tokens hidden"],
     cache: SparseCache,
     step: Step,
+    parts: SparseParts,
 ) -> Int[Tensor, "padded_tokens topk"]:
     if cache.index is None:
         raise ValueError("cache.index must be there in a layer with an indexer, got None")
@@ -149,16 +167,30 @@ def _select(
         indexer.keys(x, step.positions),
         step.slot_mapping,
         scale_rule=config.scale_rule,
+        validate=step.validates,
     )
     q, weights = indexer.queries(latent, x, step.positions)
+    if step.captured:
+        return select_positions_fixed(
+            q,
+            weights,
+            cache.index,
+            visible_lens=step.visible_lens,
+            request_of_row=step.request_of_row,
+            block_table=step.block_table,
+            topk=config.topk,
+            scale_rule=config.scale_rule,
+            score=parts.score,
+            select=parts.select,
+        )
     chosen = select_positions(
         q[: step.num_tokens],
         weights[: step.num_tokens],
         cache.index,
-        query_start_loc=step.query_start_loc,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
+        **step.batch,
         topk=config.topk,
         scale_rule=config.scale_rule,
+        score=parts.score,
+        select=parts.select,
     )
     return padded_rows(chosen, step, -1)

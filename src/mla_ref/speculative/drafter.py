@@ -113,7 +113,7 @@ class Drafter(Protocol):
             requests: All requests of the step, those that want no draft too: a drafter with a cache
                 has to see every chunk of a prompt.
             hidden: Hidden states of the target for the rows of this step.
-            block_table: Pages of each request; wide enough for the drafts.
+            block_table: Pages of each request, on the host; wide enough for the drafts.
             page_size: Tokens a page.
             cache: What `new_cache` gave; written in place.
         """

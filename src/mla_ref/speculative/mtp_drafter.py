@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mla_ref.batching import Step
+from mla_ref.batching.transfer import move_together
 from mla_ref.checks import describe, require_count
 from mla_ref.models.mtp import MTPModule
 from mla_ref.speculative.drafter import Draft, DraftRequest
@@ -68,24 +69,31 @@ class MTPDrafter:
         if not any(request.num_rows for request in requests):
             return drafts  # no row to run, and so no draft wanted either
         state = self._first_pass(requests, hidden, block_table, page_size, cache)
+        guesses: list[tuple[list[int], Tensor]] = []
         # Requests that want a token more; `state` has a row for each.
         going = list(range(len(requests)))
         for number in range(1, self.num_drafts + 1):
             wanting = [i for i in going if requests[i].num_drafts >= number]
             if not wanting:
                 break
-            if wanting != going:
-                state = state[torch.tensor([going.index(i) for i in wanting])]
-                going = wanting
-            if number > 1:
-                tables = block_table[[requests[i].block_table_row for i in going]]
-                computed = [requests[i].computed_len + number - 2 for i in going]
-                step = Step.build(computed, [1] * len(going), tables, page_size)
-                newest = [drafts[i].token_ids[-1] for i in going]
-                next_ids = torch.tensor(newest, device=block_table.device)
-                state = self.module.forward(next_ids, state, step, cache)
-            for i, token_id in zip(going, self.module.guess(state).tolist(), strict=True):
-                drafts[i].token_ids.append(token_id)
+            places = torch.tensor([going.index(i) for i in wanting])
+            if number == 1:
+                (places,) = move_together([places], state.device)
+                state = state[places]
+            else:
+                tables = block_table[[requests[i].block_table_row for i in wanting]]
+                computed = [requests[i].computed_len + number - 2 for i in wanting]
+                step = Step.build(computed, [1] * len(wanting), tables, page_size)
+                *on_device, places = move_together([*step.on_device, places], state.device)
+                newest = guesses[-1][1][places]
+                state = self.module.forward(newest, state[places], step.moved(on_device), cache)
+            going = wanting
+            guesses.append((going, self.module.guess(state)))
+        # Guesses are read at the end and together: a pass takes those before it on the device.
+        owners = [i for rows, _ in guesses for i in rows]
+        found = torch.cat([ids for _, ids in guesses]).tolist() if guesses else []
+        for i, token_id in zip(owners, found, strict=True):
+            drafts[i].token_ids.append(token_id)
         return drafts
 
     def _first_pass(
@@ -104,20 +112,17 @@ class MTPDrafter:
             for token_id in request.token_ids[first + 1 : end + 1]
         ]
         rows = [row for r in requests for row in range(r.first_row, r.first_row + r.num_rows)]
-        device, lens = block_table.device, [request.num_rows for request in requests]
+        lens = [request.num_rows for request in requests]
         step = Step.build(
             [first for first, _ in spans],
             lens,
             block_table[[request.block_table_row for request in requests]],
             page_size,
         )
-        state = self.module.forward(
-            torch.tensor(next_ids, device=device),
-            hidden[torch.tensor(rows, device=device)],
-            step,
-            cache,
-        )
-        return state[torch.tensor(lens, device=device).cumsum(0) - 1]
+        own = [torch.tensor(next_ids), torch.tensor(rows), torch.tensor(lens).cumsum(0) - 1]
+        *on_device, ids, picked, last = move_together([*step.on_device, *own], hidden.device)
+        state = self.module.forward(ids, hidden[picked], step.moved(on_device), cache)
+        return state[last]
 
 
 def _require_rows(request: DraftRequest, hidden: Tensor, block_table: Tensor) -> None:

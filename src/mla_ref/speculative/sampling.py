@@ -140,11 +140,20 @@ def _passes(
 
 def require_law(logits: Float[Tensor, "rows vocab"]) -> None:
     """Raise a ValueError if a row has NaN, +inf, or nothing but -inf; reads back to the host."""
+    require_vocabulary(logits)
+    # NaN is never below +inf, and amax hands it on.
+    require_finite(logits.amax(dim=1).tolist() if logits.numel() else [])
+
+
+def require_vocabulary(logits: Float[Tensor, "rows vocab"]) -> None:
+    """Raise a ValueError if there are rows and no token to choose."""
     if logits.shape[1] == 0 and logits.shape[0]:
         raise ValueError(f"logits must have at least one token a row, got {describe(logits)}")
-    # NaN is never below +inf, and amax hands it on.
-    highest = logits.amax(dim=1) if logits.numel() else logits.new_zeros(0)
-    for row, value in enumerate(highest.tolist()):
+
+
+def require_finite(highest: Sequence[float]) -> None:
+    """Raise a ValueError at the first row whose highest logit, as given here, makes no law."""
+    for row, value in enumerate(highest):
         if not math.isfinite(value):
             why = (
                 "holds only -inf, so no token may follow"

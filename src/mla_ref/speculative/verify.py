@@ -1,11 +1,11 @@
 """One step of the verifier as an engine calls it: logits and lists in, new tokens out."""
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from mla_ref.checks import describe, require_count, require_float, require_size
@@ -13,8 +13,9 @@ from mla_ref.speculative.noise import position_noise
 from mla_ref.speculative.rejection import rejection_sample
 from mla_ref.speculative.sampling import (
     SamplingParams,
-    require_law,
+    require_finite,
     require_params,
+    require_vocabulary,
     target_probs,
 )
 
@@ -44,7 +45,7 @@ def verify(
 
     What a request gets depends on its own logits, drafts, seed and positions: not on its
     neighbours, nor on its place in the batch. If all are greedy, no noise is made; the result is
-    that of the rejection rule.
+    that of the rejection rule. The host waits for the device once, for all that it has to know.
 
     Args:
         logits: Rows of the requests one after the other, 1 + len(draft_ids[r]) for request r: row i
@@ -78,10 +79,9 @@ def verify(
             require_size("draft_probs", draft_probs, dim, size, "as logits")
     if not counts:
         return NewTokens([], [])
+    require_vocabulary(logits)
     if draft_probs is None and all(p.is_greedy for p in params):
-        if validate:
-            require_law(logits)
-        return _greedy(logits, draft_ids)
+        return _greedy(logits, draft_ids, validate)
 
     row_params = [p for p, count in zip(params, counts, strict=True) for _ in range(count)]
     row_positions = [
@@ -94,7 +94,7 @@ def verify(
         if not p.is_greedy:
             uniform[row], exponential[row] = position_noise(p.seed, position, vocab)
     verified = rejection_sample(
-        target_probs(logits, row_params, validate=validate),
+        target_probs(logits, row_params, validate=False),
         torch.tensor([0, *accumulate(counts)], device=logits.device),
         torch.tensor([x for drafts in draft_ids for x in (*drafts, -1)], device=logits.device),
         draft_probs,
@@ -102,14 +102,25 @@ def verify(
         exponential.to(logits.device),
         max(counts) - 1,
     )
-    accepted = verified.num_accepted.tolist()
-    token_ids = verified.token_ids.tolist()
-    return NewTokens([t[: a + 1] for t, a in zip(token_ids, accepted, strict=True)], accepted)
+    # float64 holds every id, so that numbers of both kinds come in one copy.
+    highest, accepted, tokens = _read(
+        logits.amax(dim=1), verified.num_accepted, verified.token_ids.flatten()
+    )
+    if validate:
+        require_finite(highest)
+    width, new = max(counts), [int(token_id) for token_id in tokens]
+    kept = [int(count) for count in accepted]
+    return NewTokens([new[r * width : r * width + a + 1] for r, a in enumerate(kept)], kept)
 
 
-def _greedy(logits: Float[Tensor, "rows vocab"], draft_ids: Sequence[Sequence[int]]) -> NewTokens:
+def _greedy(
+    logits: Float[Tensor, "rows vocab"], draft_ids: Sequence[Sequence[int]], validate: bool
+) -> NewTokens:
     """The highest logit of each row as long as the drafts were just that, and of one row more."""
-    best = logits.argmax(dim=1).tolist()
+    highest, found = _read(logits.amax(dim=1), logits.argmax(dim=1))
+    if validate:
+        require_finite(highest)
+    best = [int(token_id) for token_id in found]
     result = NewTokens([], [])
     first = 0
     for drafts in draft_ids:
@@ -120,6 +131,13 @@ def _greedy(logits: Float[Tensor, "rows vocab"], draft_ids: Sequence[Sequence[in
         result.num_accepted.append(accepted)
         first += 1 + len(drafts)
     return result
+
+
+def _read(*tensors: Shaped[Tensor, " _"]) -> list[list[float]]:
+    """The numbers of all these tensors, by one copy to the host."""
+    numbers = torch.cat([tensor.double() for tensor in tensors]).tolist()
+    ends = list(accumulate((len(tensor) for tensor in tensors), initial=0))
+    return [numbers[first:end] for first, end in pairwise(ends)]
 
 
 def _require_drafts(draft_ids: object, vocab: int) -> None:
