@@ -3,7 +3,11 @@
 from mla_ref.bench.context import ContextRow, growth, measure_context
 from mla_ref.bench.context_plot import plot
 from mla_ref.bench.gate import Agreement, Check, GateError, Verdict, close_to, spoil
+from mla_ref.bench.kernel_timer import kernel_timer
+from mla_ref.bench.kernel_workload import KernelShape, KernelWorkload, make_workload, random_cache
+from mla_ref.bench.kernels import KernelLine, KernelPoint, measure_kernels
 from mla_ref.bench.memory import CreatedTensor, TensorMemory
+from mla_ref.bench.receipt import Receipt, is_fresh, read_receipt
 from mla_ref.bench.routing import (
     Launch,
     RoutingRow,
@@ -19,7 +23,7 @@ from mla_ref.bench.speculative_plot import plot_speculative
 from mla_ref.bench.speculative_run import Decoder, Run
 from mla_ref.bench.speculative_summary import Gain, WayTotal, in_a_sentence
 from mla_ref.bench.timer import Clock, Contender, WallClock, compare_times, measure
-from mla_ref.bench.timing import TimeComparison, Timing, in_words
+from mla_ref.bench.timing import NoTime, TimeComparison, Timing, in_words
 
 __all__ = [
     "Agreement",
@@ -32,8 +36,14 @@ __all__ = [
     "Difference",
     "Gain",
     "GateError",
+    "KernelLine",
+    "KernelPoint",
+    "KernelShape",
+    "KernelWorkload",
     "Launch",
+    "NoTime",
     "Ratio",
+    "Receipt",
     "RoutingRow",
     "Run",
     "SameTokens",
@@ -51,15 +61,21 @@ __all__ = [
     "growth",
     "in_a_sentence",
     "in_words",
+    "is_fresh",
+    "kernel_timer",
+    "make_workload",
     "measure",
     "measure_context",
+    "measure_kernels",
     "measure_routing",
     "measure_sparse",
     "measure_speculative",
     "plot",
     "plot_sparse",
     "plot_speculative",
+    "random_cache",
     "ratios",
+    "read_receipt",
     "spoil",
     "what_is_counted",
     "what_was_lost",

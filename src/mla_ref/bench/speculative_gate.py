@@ -11,9 +11,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from mla_ref.batching import ServingLimits, Step
 from mla_ref.bench.speculative_run import PAGE_SIZE
+from mla_ref.cache import pages_needed
+from mla_ref.engine import first_difference
 from mla_ref.models.language_model import LanguageModel
 
 # Largest distance of two logits that counts as a tie.
@@ -94,11 +98,10 @@ def compare_tokens(
         plain: Tokens of plain decoding.
         other: Tokens of whom is judged.
     """
-    if list(plain) == list(other):
+    place = first_difference(plain, other)
+    if place is None:
         return SameTokens(len(plain))
-    pairs = zip(plain, other, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(plain), len(other)))
-    logits = _logits_after(model, [*prompt_ids, *plain[:place]])
+    logits = logits_after(model, [*prompt_ids, *plain[:place]])
     best = logits.topk(2).values.tolist()
     if place == min(len(plain), len(other)):
         # One has stopped and the other has not, after the same tokens: no rounding does that.
@@ -108,10 +111,21 @@ def compare_tokens(
     return Difference(place, plain[place], other[place], best[0] - best[1], best[0] - lower)
 
 
-def _logits_after(model: LanguageModel, token_ids: Sequence[int]) -> torch.Tensor:
-    """Logits of what follows, from one pass over everything with a cache of its own."""
-    step = Step.one_request(0, len(token_ids), PAGE_SIZE)
-    limits = ServingLimits(1, len(token_ids), 0)
-    cache = model.new_cache(step.block_table.shape[1], PAGE_SIZE, limits=limits)
-    hidden = model.forward(torch.tensor(list(token_ids)), step, cache)
+@torch.inference_mode()
+def logits_after(
+    model: LanguageModel, token_ids: Sequence[int], *, chunk: int | None = None
+) -> Float[Tensor, " vocab"]:
+    """Logits of what follows a text, with a cache of its own.
+
+    Args:
+        model: The model.
+        token_ids: The text, one token at least.
+        chunk: Tokens that run in one step; None: all of them.
+    """
+    chunk = len(token_ids) if chunk is None else chunk
+    pages = pages_needed(len(token_ids), PAGE_SIZE)
+    cache = model.new_cache(pages, PAGE_SIZE, limits=ServingLimits(1, chunk, 0))
+    for first in range(0, len(token_ids), chunk):
+        new = torch.tensor(token_ids[first : first + chunk])
+        hidden = model.forward(new, Step.one_request(first, len(new), PAGE_SIZE), cache)
     return model.logits(hidden[-1:])[0]

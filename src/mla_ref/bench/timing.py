@@ -1,10 +1,10 @@
 """What a measurement of time leaves behind: every sample, and the check it rests on."""
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from mla_ref.bench.gate import Verdict, verdict_to_json
+from mla_ref.bench.gate import GateError, Verdict, verdict_to_json
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,38 @@ class Timing:
             "samples_s": list(self.samples_s),
             "verdicts": [verdict_to_json(verdict) for verdict in self.verdicts],
         }
+
+
+@dataclass(frozen=True)
+class NoTime:
+    """Why there is no time of something.
+
+    Attributes:
+        name: What was to be timed.
+        why: In a line.
+        wrong: Whether it ran and its result was wrong.
+        raised: Whether it raised an error; neither where it is not there or refuses by itself.
+    """
+
+    name: str
+    why: str
+    wrong: bool = False
+    raised: bool = False
+
+    @classmethod
+    def wrong_result(cls, name: str, error: GateError) -> "NoTime":
+        """Of a result that failed its check."""
+        return cls(name, " ".join(str(error).removeprefix(f"{name}: ").split()), wrong=True)
+
+    @classmethod
+    def failure(cls, name: str, error: Exception) -> "NoTime":
+        """Of something that did not run: its error and the first line that it says."""
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        return cls(name, f"{type(error).__name__}: {first.strip()}".rstrip(": "), raised=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The reason as a JSON object."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
