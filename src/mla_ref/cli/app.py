@@ -11,9 +11,10 @@ from typer.core import TyperGroup
 import mla_ref
 from mla_ref.cli.example import Example
 
-# One line a verb: a module of this folder with a function of the same name, PANEL and EXAMPLES.
+# One line a verb: a module of this folder with a function of the same name, PANEL and EXAMPLES; a
+# verb of two words has a module with _ between them.
 # A verb's module imports torch and all that is heavy inside its function, so that help is instant.
-VERBS = ("ladder", "generate", "check", "plan", "bench", "doctor")
+VERBS = ("ladder", "generate", "check", "validate", "plan", "bench", "bench kernels", "doctor")
 
 # The panels of the help, by user; a verb's PANEL is one of them.
 PANELS = ("Learn", "Check your kernel", "Serve", "This machine")
@@ -25,6 +26,12 @@ USER_ERRORS = (ValueError, TypeError, ImportError, *FILE_ERRORS)
 
 class OneLineErrors(TyperGroup):
     """A group of verbs that turns an error about the user's input into one line and exit code 2."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take two words as one verb where there is such a verb."""
+        if (verb := " ".join(args[:2])) in self.commands:
+            args = [verb, *args[2:]]
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb; with --debug let the error through, traceback and all."""
@@ -77,9 +84,10 @@ def build_app() -> typer.Typer:
     )
     app.callback()(_options)
     for verb in VERBS:
-        module = importlib.import_module(f"mla_ref.cli.{verb}")
+        name = verb.replace(" ", "_")
+        module = importlib.import_module(f"mla_ref.cli.{name}")
         app.command(verb, rich_help_panel=module.PANEL, epilog=examples_text(module.EXAMPLES))(
-            getattr(module, verb)
+            getattr(module, name)
         )
     return app
 

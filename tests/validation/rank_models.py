@@ -1,0 +1,28 @@
+"""What processes of `test_modes_ranks.py` make their model of; they import it by name.
+
+No test may stand here: a new process must not import pytest's tests.
+"""
+
+import os
+
+import torch.distributed as dist
+from tests.engine.serving import prompt, small_model
+
+from mla_ref.models.smollm2_sparse import SparseSmolLM2
+from mla_ref.speculative import Drafter, NgramDrafter
+
+TOKENS = 8
+# 20 tokens, where top-k 6 leaves most keys out, and 8.
+PROMPTS = {"twenty": prompt(2), "eight": prompt(3)}
+
+
+def small() -> tuple[SparseSmolLM2, Drafter]:
+    """A sparse model of two layers in float64, and prompt look-up, which keeps nothing."""
+    return small_model("sparse"), NgramDrafter(3)
+
+
+def gone() -> tuple[SparseSmolLM2, Drafter]:
+    """Rank 1 is gone without a word, as when the system kills it for memory; rank 0 waits."""
+    if dist.get_rank() == 1:
+        os._exit(3)
+    return small()
