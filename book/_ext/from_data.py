@@ -17,6 +17,8 @@ import textwrap
 from pathlib import Path, PurePosixPath
 
 import api_reference
+import sm120_page
+from page_table import table
 
 BLOCK = re.compile(r"^```\{from-data\} (\w+)(?: (\S+))?\n```$", re.MULTILINE)
 
@@ -109,10 +111,6 @@ def preset_table(env) -> str:
     return table(rows)
 
 
-def table(rows: list[list]) -> str:
-    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in rows)
-
-
 def reasons(env) -> str:
     """Every reason code of a route, with an example and the change that would make it decode."""
     from mla_ref.batching import REASONS, TRUTH_TABLE, ScratchRows, route
@@ -181,6 +179,7 @@ FUNCTIONS = {
         reasons,
         command_line,
         reference,
+        *sm120_page.FUNCTIONS,
     )
 }
 

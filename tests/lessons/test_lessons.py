@@ -317,6 +317,24 @@ ALWAYS = {
         r"row 3: relative error 0\.000",
         r"tiles of 32 .* 92,160: fits\n.* 165,888: does not fit",
     ),
+    "14_triton_on_sm120": (
+        r"lists \[4, 80\], named: \[21, 71, 80, 80\]",
+        r"rel L2 \d\.\d\de-0[67].*\n(.* MB\n){5}together 17\.92 MB, in one go 1\.36 MB",
+        r"row of a -1: \[0\. 0\. 0\. 0\.\]",
+        r"zeros loaded: NaN in 0 of 512 outputs\nslot 0 loaded: NaN in 512 of 512 outputs",
+        r"outside the product: .* \de-0[78]\n.* inside the product: .* \de-04",
+        r"times 1e-12: .* is 0\.0e\+00, .* anchor (8\.[2-9]|9\.\d|1\.\d)e\+0[34]\n.* is inf, ",
+        r"32 tokens: .*\n64 tokens: .*\n80 tokens: .* by [1-4]e-04",
+        r" 4 rows: 32 .*\n 16 rows: 22 .*, 352 .*\n 64 rows:  6 .*\n256 rows:  1 splits, 256 ",
+        r"fp8/bn32-bh8-w2-s2 +[\d,]+ B, \d+ registers, a multiprocessor holds 1 \(H200: 3\)",
+        r"(the kernel, (on a GPU|in Triton's)|no kernel here)",
+        r"extend against rung 9 +out [1-4]e-04, .*\n.* rung 10 +out [1-4]e-04, LSE .*e-0[67]",
+        r"against the tile model +out (0e\+00|\de-0[5678]), LSE (0e\+00|\de-0[678])",
+        r"page 51,149, .* at 8,589,890,560, in 32 bits 8,589,890,560\n",
+        r"page 51,151, .* at 8,589,974,528, in 32 bits 4,295,007,232\n.* is 3,273,604, ",
+        r"illegal memory access at byte 4,29\d,.*\nnow: NaN 0, off by [01]\.[1-9]",
+        r"instructions in the loop for \d+ products:\n +load matrix +\d+",
+    ),
 }
 WITH_MODEL = {
     "01_causal_attention": (
@@ -386,6 +404,7 @@ WITH_MODEL = {
         r"2 ranks: .* base 2 0\.05\d\n4 ranks: .* 0\.0[67]\d\n8 ranks: .* 0\.1\d\d\n",
         r"natural .* rank 2 0\.6\d\d .*\nbase 2 .* rank 2 0\.7\d\d ",
     ),
+    "14_triton_on_sm120": (r"real activations: SmolLM2-135M, layer 6",),
 }
 FIGURES = {
     "01_causal_attention": 2,
@@ -401,6 +420,7 @@ FIGURES = {
     "11_draft_verify_roll_back": 2,
     "12_verifier_batch": 2,
     "13_context_parallel": 2,
+    "14_triton_on_sm120": 2,
 }
 
 
@@ -451,6 +471,15 @@ def test_a_lesson_runs_on_its_own_without_the_model(name, tmp_path, monkeypatch)
 def test_a_lesson_runs_on_its_own_with_the_model(name, tmp_path, monkeypatch):
     printed, svgs = run(name, tmp_path, monkeypatch, model=True)
     check(name, printed, svgs, ALWAYS[name] + WITH_MODEL[name])
+
+
+@pytest.mark.slow
+def test_lesson_14_runs_without_triton(tmp_path, monkeypatch):
+    (tmp_path / "triton.py").write_text("raise ImportError('hidden by the test')\n")
+    name = "14_triton_on_sm120"
+    printed, svgs = run(name, tmp_path, monkeypatch, model=False)
+    assert "no kernel here (hidden by the test): the tile model takes its place" in printed
+    check(name, printed, svgs, ALWAYS[name])
 
 
 @pytest.mark.model

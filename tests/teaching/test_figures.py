@@ -96,6 +96,8 @@ def all_figures():
         ),
         "dealt_positions": figures.dealt_positions(37, world=4, interleaves=(1, 16)),
         "rank_staircases": figures.rank_staircases([17, 18, 19, 20], world=4),
+        "operand_tiles": figures.operand_tiles(),
+        "shared_memory_budget": figures.shared_memory_budget({"a": {"x": 30_000, "y": 2_000}}),
         "list_splits": figures.list_splits(torch.tensor([7, 3, -1, 12, -1]), [1, 2, 5]),
         "byte_maps": figures.byte_maps(),
         "scale_errors": figures.scale_errors(torch.rand(9, 4) + 1, {"a": torch.rand(9, 4)}),

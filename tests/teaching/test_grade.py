@@ -16,6 +16,7 @@ from tests.teaching.wrong_10 import WRONG_10
 from tests.teaching.wrong_11 import WRONG_11
 from tests.teaching.wrong_12 import WRONG_12
 from tests.teaching.wrong_13 import WRONG_13
+from tests.teaching.wrong_14 import WRONG_14
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -337,6 +338,7 @@ WRONG = [
     *WRONG_11,
     *WRONG_12,
     *WRONG_13,
+    *WRONG_14,
 ]
 
 

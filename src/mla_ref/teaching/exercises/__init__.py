@@ -16,6 +16,7 @@ from mla_ref.teaching.exercises.lesson_11 import ACCEPT_LENGTH, ACCEPT_OR_RECOVE
 from mla_ref.teaching.exercises.lesson_12 import IS_VERIFIER, ROW_LENS
 from mla_ref.teaching.exercises.lesson_13 import LOCAL_LENS
 from mla_ref.teaching.exercises.lesson_13_merge import MERGE_RANKS
+from mla_ref.teaching.exercises.lesson_14 import ADD_TILE_SWAPPED
 
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
@@ -45,6 +46,7 @@ EXERCISES: dict[str, Exercise] = {
         ROW_LENS,
         LOCAL_LENS,
         MERGE_RANKS,
+        ADD_TILE_SWAPPED,
     )
 }
 

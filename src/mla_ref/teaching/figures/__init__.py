@@ -9,11 +9,13 @@ from mla_ref.teaching.figures.masks import mask_alignment, masks
 from mla_ref.teaching.figures.merge_tree import merge_tree
 from mla_ref.teaching.figures.mla_flow import mla_flow
 from mla_ref.teaching.figures.online_softmax import running_softmax
+from mla_ref.teaching.figures.operand_tiles import operand_tiles
 from mla_ref.teaching.figures.page_map import page_map
 from mla_ref.teaching.figures.ranks import dealt_positions, rank_staircases
 from mla_ref.teaching.figures.roofline import roofline
 from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
 from mla_ref.teaching.figures.score_maps import score_maps, selection_quality
+from mla_ref.teaching.figures.shared_memory import shared_memory_budget
 from mla_ref.teaching.figures.sparse import list_splits, sparse_cliff
 from mla_ref.teaching.figures.speculative import acceptance, draft_steps
 from mla_ref.teaching.figures.token_bytes import token_bytes
@@ -35,6 +37,7 @@ __all__ = [
     "masks",
     "merge_tree",
     "mla_flow",
+    "operand_tiles",
     "page_map",
     "rank_staircases",
     "roofline",
@@ -43,6 +46,7 @@ __all__ = [
     "scale_errors",
     "score_maps",
     "selection_quality",
+    "shared_memory_budget",
     "sparse_cliff",
     "token_bytes",
     "verifier_rows",

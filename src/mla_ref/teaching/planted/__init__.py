@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mla_ref.teaching.planted.absorbed import latent_attention_scaled_by_its_row
+from mla_ref.teaching.planted.addresses import row_addresses_in_32_bits
 from mla_ref.teaching.planted.fp8 import (
     pack_fp8_rows_without_floor,
     unpack_fp8_rows_by_exponent,
@@ -253,6 +254,13 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.parallel.local_lens",
         "A share is a function of the row's global length, never of another share.",
     ),
+    PlantedBug(
+        "B059",
+        ("vllm-project/vllm#47671", "vllm-project/vllm#50427", "ROCm/aiter#4474"),
+        row_addresses_in_32_bits,
+        "mla_ref.teaching.tile_model.row_addresses",
+        "The slot, or its page, is widened to 64 bits before it is multiplied by a stride.",
+    ),
 )
 
 __all__ = [
@@ -275,6 +283,7 @@ __all__ = [
     "rejection_sample_residual_at_the_draft",
     "rope_in_halves",
     "rope_table_in_bfloat16",
+    "row_addresses_in_32_bits",
     "scale_from_mscale",
     "scale_without_mscale",
     "select_topk_unchecked",

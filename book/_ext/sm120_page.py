@@ -1,0 +1,142 @@
+"""The tables and the figure of the page on SM120, made from the audit's data and the model."""
+
+import io
+import re
+from itertools import groupby
+
+from page_table import table
+
+ROWS, HEADS = (4, 16, 64, 256), (8, 64, 128)
+DRAWN = 16 * 1024  # bytes: what takes less would be a hair in the figure
+# What makes two specialisations differ to a reader of the page.
+SHOWN = ("reasons", "shared_bytes", "shared_uses", "registers", "spills", "blocks_per_sm")
+
+
+def sm120_verdicts(env) -> str:
+    """A row for all specialisations of a kernel that came out alike."""
+    from mla_kernels.audit import read_record, stale
+
+    record = read_record()
+    changed = {line.split(":")[0] for line in stale(record)}
+    rows = [
+        ["kernel and configuration", "shared, B", "registers", "spills", "blocks an SM", "SM120"],
+        ["---", "--:", "--:", "--:", "---", "---"],
+    ]
+    for names, it in alike(record):
+        verdict = "fits" if it["fits"] else "**does not fit**: " + "; ".join(it["reasons"])
+        if changed & set(names):
+            verdict += " (*stale: the kernel has changed since*)"
+        held = f"{it['blocks_per_sm']}, by {it['limited_by']}"
+        spills = f"{it['spills']}, in loops {it['spills_in_loops']}" if it["spills"] else "none"
+        shown = "<br>".join(f"`{name}`" for name in names)
+        rows.append([shown, f"{it['shared_bytes']:,}", it["registers"], spills, held, verdict])
+    tools = ", ".join(f"{name} {version}" for name, version in record["tools"].items())
+    return f"{table(rows)}\n\nCompiled with {tools}."
+
+
+def sm120_budget(env) -> str:
+    """The figure, as SVG in the page."""
+    from mla_kernels.audit import read_record
+    from mla_kernels.audit.shared_map import USES
+    from mla_ref.teaching import style
+    from mla_ref.teaching.figures import shared_memory_budget
+
+    kernels = {}
+    for names, it in alike(read_record()):
+        if it["shared_bytes"] >= DRAWN:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            kernels[names[0] + more] = {use: it["shared_uses"][use] for use in USES}
+    if not kernels:
+        return "*No kernel here takes 16 KiB.*"
+    kernels = dict(sorted(kernels.items(), key=lambda item: -sum(item[1].values())))
+    buffer = io.StringIO()
+    with style.styled():
+        shared_memory_budget(kernels).savefig(buffer, format="svg", metadata={"Date": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace("<svg ", '<svg style="width:100%;height:auto" ', 1)
+    words = "Shared memory of a block of each kernel by use, against SM120's 101,376 bytes"
+    # A blank line would end the raw block of some parsers.
+    svg = re.sub(r"\n\s*\n", "\n", svg)
+    return f'```{{raw}} html\n<div role="img" aria-label="{words}">\n{svg.strip()}\n</div>\n```'
+
+
+def roofline_errors(env) -> str:
+    """The model against what was measured."""
+    from mla_ref.bench.roofline_measured import MEASURED
+
+    rows = [
+        ["workload", "rows", "heads", "measured, µs", "model, µs", "error", "floor, µs"],
+        ["---", "--:", "--:", "--:", "--:", "--:", "--:"],
+    ]
+    for m in MEASURED:
+        workload = "disjoint" if m.overlap is None else f"verifier, {m.overlap:.0%} in common"
+        error = f"({m.error:+.0%})" if m.calibrates else f"{m.error:+.0%}"
+        times = [us(m.estimate.expected_s), error, us(m.estimate.floor_s)]
+        rows.append([workload, m.rows, m.heads, f"{m.microseconds:.1f}", *times])
+    return table(rows)
+
+
+def roofline_predictions(env) -> str:
+    """What the model says of devices that nobody measured."""
+    from mla_ref.bench.kernel_workload import KernelShape
+    from mla_ref.bench.roofline_devices import DEVICES
+    from mla_ref.bench.roofline_kernels import predict
+
+    cards = [card for card in DEVICES if not card.measured]
+    head = ["rows", "heads"]
+    for card in cards:
+        head += [f"{card.name}: floor", "best", "**prediction**, expected"]
+    rows = [head, ["--:"] * len(head)]
+    for heads in HEADS:
+        for count in ROWS:
+            found = [predict(KernelShape(count, heads), card) for card in cards]
+            cells = [us(t) for e in found for t in (e.floor_s, e.best_s, e.expected_s)]
+            rows.append([count, heads, *cells])
+    return table(rows) + "\n\nMicroseconds; FP8 rows, top-k 2,048 of 262,144 slots, disjoint lists."
+
+
+def roofline_facts(env) -> str:
+    """Where each number of each device comes from."""
+    from mla_ref.bench.roofline_devices import DEVICES, Fact
+
+    units = {"bytes_s": (1e-12, "TB/s"), "flops_s": (1e-12, "TFLOP/s")}
+    rows = [["device", "fact", "value", "source"], ["---", "---", "--:", "---"]]
+    for card in DEVICES:
+        for name, fact in vars(card).items():
+            if not isinstance(fact, Fact):
+                continue
+            factor, unit = next((u for end, u in units.items() if name.endswith(end)), (1e6, "µs"))
+            words = name.rsplit("_", 2)[0] if unit != "µs" else name.removesuffix("_s")
+            value = f"{fact.value * factor:.4g} {unit}"
+            rows.append([card.name, words.replace("_", " "), value, fact.source])
+    return table(rows)
+
+
+def alike(record) -> list[tuple[list[str], dict]]:
+    """Specialisations of one kernel with the same `SHOWN` numbers on SM120, as one entry."""
+    found = []
+    entries = sorted(record["compilations"].items())
+    for _, of_kernel in groupby(entries, key=lambda item: item[1]["function"]):
+        groups: list[tuple[list[str], dict]] = []
+        for name, entry in of_kernel:
+            it = entry["targets"]["sm_120"]
+            same = next((n for n, other in groups if all(other[k] == it[k] for k in SHOWN)), None)
+            if same is None:
+                groups.append(([name], it))
+            else:
+                same.append(name)
+        found += groups
+    return found
+
+
+def us(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f}"
+
+
+FUNCTIONS = (
+    sm120_verdicts,
+    sm120_budget,
+    roofline_errors,
+    roofline_predictions,
+    roofline_facts,
+)
