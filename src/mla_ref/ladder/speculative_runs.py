@@ -29,14 +29,14 @@ class Decoded:
     Attributes:
         text: New tokens.
         results: Attention of the rows that stand, one a step.
-        lists: Positions that those rows attended to.
+        lists: Positions that those rows attended to, [rows, topk] each.
         stats: How many drafts were accepted.
         seconds: Time in the attention.
     """
 
     text: list[int] = field(default_factory=list)
     results: list[AttentionResult] = field(default_factory=list)
-    lists: list[Int[Tensor, "rows topk"]] = field(default_factory=list)
+    lists: list[Tensor] = field(default_factory=list)
     stats: AcceptanceStats = field(default_factory=AcceptanceStats)
     seconds: float = 0.0
 
