@@ -432,6 +432,7 @@ class Saying:
     """A model of one line, since an edge of the engine is no place for attention."""
 
     config = SmolLM2Config(vocab_size=VOCAB + 4, context_length=12)
+    device = torch.device("cpu")
 
     def new_cache(self, num_pages: int, page_size: int, dtype: Any = None, **rest: Any) -> Tensor:
         return torch.zeros(0)

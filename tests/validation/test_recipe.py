@@ -13,6 +13,8 @@ from tests.support import raw
 
 from mla_ref.layers import IndexerConfig, OnlineMXFP8Linear, W4A16Linear, preset
 from mla_ref.models.indexer_layer import IndexerLayer
+from mla_ref.models.mtp import MTPModule
+from mla_ref.models.passage import passage
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_served import (
     ATTENTION,
@@ -24,8 +26,10 @@ from mla_ref.models.smollm2_served import (
 )
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
 from mla_ref.models.smollm2_weights import SmolLM2Config
+from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.numerics import compare
 from mla_ref.speculative import NgramDrafter
+from mla_ref.speculative.mtp_drafter import MTPDrafter
 from mla_ref.validation import recipe as recipe_module
 from mla_ref.validation.recipe import (
     PLAIN,
@@ -166,6 +170,7 @@ def test_each_recipe_is_measured_against_plain() -> None:
     by_name = {row.recipe.name: row for row in found}
     # Each part moves the logits, and 4 bits of weight more than 8 bits of cache.
     assert by_name["FP8 cache"].kl < by_name["NVFP4 feed-forward"].kl
+    assert by_name["sparse"].kl > 1e-4, "lists of 6 keys leave most out"
     assert json.dumps([row.to_json() for row in found], allow_nan=False)
 
 
@@ -229,3 +234,23 @@ def test_bad_input_is_named() -> None:
     odd = SmolLM2.random(replace(CONFIG, hidden_size=40), attention="gqa")
     with pytest.raises(ValueError, match="multiple of"):
         served_weights(odd.weights)
+
+
+@pytest.mark.model
+def test_the_real_model_bears_the_served_recipe() -> None:
+    dense = SmolLM2.from_gguf(attention="gqa")
+    text = Tokenizer.from_gguf().encode(passage())
+    plain, served = measure_recipes(
+        dense,
+        MTPDrafter(MTPModule.trained(dense), 3),
+        text[:64],
+        {"emma": text[:16]},
+        score_from=16,
+        recipes=[PLAIN, SERVED],
+        topk=16,
+        tokens=4,
+    )
+    assert 0 < served.kl < 1 and served.top1 > 0.5
+    # As text without a meaning it would be in the thousands.
+    assert plain.perplexity < served.perplexity * 1.1 < 3 * plain.perplexity
+    assert served.acceptance.drafted > 0

@@ -34,10 +34,10 @@ TOKENS, FULL_TOKENS = 24, 48
 PROMPTS, FULL_PROMPTS = 2, 5
 WORLDS, FULL_WORLDS = (1, 2), (1, 2, 4, 8)
 # A prompt costs every way and every rank its whole length. So a short run takes the end of each and
-# as many fewer keys, that rows still have to leave some out; the ranks do so with --full too.
+# as many fewer keys, that rows still have to leave some out. The ranks are short with --full too.
 SHORT_PROMPT, SHORT_TOPK, FULL_TOPK = 96, 64, 256
-# A machine with fewer cores than ranks runs them in turn.
-TIMEOUT_S = 900.0
+# A machine with fewer cores than ranks runs them in turn, and a busy one slowly.
+TIMEOUT_S = 1800.0
 
 
 def validate_modes(options: ValidateOptions) -> None:
@@ -70,7 +70,7 @@ def validate_modes(options: ValidateOptions) -> None:
         found = prompt_ids(options, Tokenizer.from_gguf())
         prompts = _first(found, FULL_PROMPTS if options.full else PROMPTS)
         short = {name: ids[-SHORT_PROMPT:] for name, ids in _first(found, PROMPTS).items()}
-        on_ranks = partial(load, dtype, _topk(options, short, tokens, SHORT_TOPK), drafts)
+        on_ranks = partial(load, dtype, _topk(options, short, TOKENS, SHORT_TOPK), drafts)
         if options.full:
             model, drafter = load(dtype, _topk(options, prompts, tokens, FULL_TOPK), drafts)
         else:
@@ -85,7 +85,7 @@ def validate_modes(options: ValidateOptions) -> None:
             cache_dtype=CACHES[cache],
             on_way=lambda way: tell(f"mode {way}"),
         )
-        job = RankJob(on_ranks, short, worlds, tokens, drafts, CACHES[cache])
+        job = RankJob(on_ranks, short, worlds, TOKENS, drafts, CACHES[cache])
         try:
             ranks = compare_ranks(job, timeout=TIMEOUT_S, on_way=tell)
         except RankError as error:
