@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 import triton
-from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from mla_kernels.kernel_plan import KernelPlan, new_partials
 from mla_kernels.source_hash import source_hash
 from mla_kernels.triton_kernels.cache_write import write_fp8_rows
 from mla_kernels.triton_kernels.configs import Config, choose, fitting
@@ -20,11 +20,9 @@ from mla_kernels.triton_kernels.launch import launch_attention, require_readable
 from mla_kernels.triton_kernels.merge import launch_merge, merge_many
 from mla_kernels.triton_kernels.split_plan import plan_splits
 from mla_kernels.triton_kernels.topk import select_topk
-from mla_ref.attention.selected import require_sparse
 from mla_ref.backends import KINDS, AttnSpec
-from mla_ref.backends.plan_checks import require_outputs, require_planned
 from mla_ref.backends.protocol import require_kinds
-from mla_ref.checks import describe, require_count, require_float, require_same_device, require_size
+from mla_ref.checks import describe, require_count
 from mla_ref.numerics import AttentionResult
 from mla_ref.platform import interpreter_active, read_gpu, sm_name
 
@@ -35,117 +33,14 @@ INTERPRETER_SLOTS = 16
 
 
 @dataclass(frozen=True)
-class TritonPlan:
-    """Buffers for the partial results of a decode step, and how the kernel is cut.
+class TritonPlan(KernelPlan):
+    """Buffers, and how the Triton kernels run on them.
 
     Attributes:
-        spec: What it was planned for.
-        max_rows: Rows at most.
-        num_splits: Pieces of each list in `decode`, see `split_plan`; one writes the result itself.
-        partials: `out` [num_splits, max_rows, heads, 512] and `lse` in float32; empty where one
-            split or none is planned.
-        kinds: Which of "decode" and "extend" it runs.
-        config: The tuning configuration.
+        config: How the attention kernel is cut.
     """
 
-    spec: AttnSpec
-    max_rows: int
-    num_splits: int
-    partials: AttentionResult
-    kinds: tuple[str, ...]
     config: Config
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the partial results."""
-        return self.partials.out.nbytes + self.partials.lse.nbytes
-
-    def decode(
-        self,
-        q: Float[Tensor, "rows h d_row"],
-        kv_cache: Shaped[Tensor, "pages page_size row"],
-        indices: Int[Tensor, "rows topk"],
-        counts: Int[Tensor, " rows"] | None = None,
-        *,
-        softmax_scale: float,
-        sink: Float[Tensor, " h"] | None = None,
-        out: Float[Tensor, "rows h d_c"] | None = None,
-        lse: Float[Tensor, "rows h"] | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> AttentionResult:
-        """Each list in the plan's splits, merged by a second kernel. See `Plan.decode`."""
-        self._require("decode", q, kv_cache, indices, counts, softmax_scale, sink)
-        result = self._result(q, out, lse, out_dtype)
-        if self.num_splits == 1:
-            self._attend(q, kv_cache, indices, counts, sink, softmax_scale, _as_one_split(result))
-            return result
-        rows = q.shape[0]
-        partials = AttentionResult(self.partials.out[:, :rows], self.partials.lse[:, :rows])
-        self._attend(q, kv_cache, indices, counts, None, softmax_scale, partials)
-        launch_merge(*partials, *result, sink)
-        return result
-
-    def extend(
-        self,
-        q: Float[Tensor, "rows h d_row"],
-        kv_cache: Shaped[Tensor, "pages page_size row"],
-        indices: Int[Tensor, "rows topk"],
-        counts: Int[Tensor, " rows"] | None = None,
-        *,
-        softmax_scale: float,
-        sink: Float[Tensor, " h"] | None = None,
-        out: Float[Tensor, "rows h d_c"] | None = None,
-        lse: Float[Tensor, "rows h"] | None = None,
-        out_dtype: torch.dtype | None = None,
-    ) -> AttentionResult:
-        """One pass of each row over its list. See `Plan.extend`."""
-        self._require("extend", q, kv_cache, indices, counts, softmax_scale, sink)
-        result = self._result(q, out, lse, out_dtype)
-        self._attend(q, kv_cache, indices, counts, sink, softmax_scale, _as_one_split(result))
-        return result
-
-    def _require(
-        self,
-        kind: str,
-        q: Tensor,
-        kv_cache: Tensor,
-        indices: Tensor,
-        counts: Tensor | None,
-        softmax_scale: float,
-        sink: Tensor | None,
-    ) -> None:
-        """Raise unless a run fits its plan and the kernel; reads no values."""
-        require_planned(self.spec, self.max_rows, self.kinds, kind, q, kv_cache, indices)
-        require_sparse(q, kv_cache, indices, counts, softmax_scale, self.spec.kv_lora_rank)
-        if kv_cache.dtype not in (torch.uint8, *Q_DTYPES):
-            raise ValueError(
-                f"kv_cache must hold bytes, bfloat16, float16 or float32, got {describe(kv_cache)}"
-            )
-        if kv_cache.dtype == torch.float32 != q.dtype:
-            raise ValueError(
-                f"kv_cache is float32, but the plan is for q_dtype {q.dtype}: plan for float32"
-            )
-        if sink is not None:
-            require_float("sink", sink, "h")
-            require_size("sink", sink, 0, q.shape[1], "one sink a head")
-            require_same_device({"q": q, "sink": sink})
-        require_readable(q, kv_cache)
-
-    def _result(
-        self, q: Tensor, out: Tensor | None, lse: Tensor | None, out_dtype: torch.dtype | None
-    ) -> AttentionResult:
-        """The caller's buffers, or new ones."""
-        dtype = require_outputs(self.spec, q, out, lse, out_dtype, torch.float32)
-        if out is None:
-            out = q.new_empty(*q.shape[:2], self.spec.kv_lora_rank, dtype=dtype)
-        elif out.stride(2) != 1:
-            raise ValueError(
-                "out must be contiguous in its last dimension, got the strides "
-                f"{list(out.stride())}"
-            )
-        if lse is None:
-            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-        return AttentionResult(out, lse)
 
     def _attend(
         self,
@@ -161,6 +56,30 @@ class TritonPlan:
             q, kv_cache, indices, counts, sink, softmax_scale, *results, self.config,
             interpreted=interpreter_active(),
         )  # fmt: skip
+
+    def _merge(self, parts: AttentionResult, result: AttentionResult, sink: Tensor | None) -> None:
+        launch_merge(*parts, *result, sink)
+
+    def _require_readable(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        indices: Tensor,
+        counts: Tensor | None,
+        sink: Tensor | None,
+    ) -> None:
+        if kv_cache.dtype not in (torch.uint8, *Q_DTYPES):
+            raise ValueError(
+                f"kv_cache must hold bytes, bfloat16, float16 or float32, got {describe(kv_cache)}"
+            )
+        require_readable(q, kv_cache)
+
+    def _require_writable(self, out: Tensor) -> None:
+        if out.stride(2) != 1:
+            raise ValueError(
+                "out must be contiguous in its last dimension, got the strides "
+                f"{list(out.stride())}"
+            )
 
 
 @dataclass(frozen=True)
@@ -249,11 +168,7 @@ class TritonBackend:
             blocks = triton.cdiv(spec.num_heads, config.heads)
             tiles = triton.cdiv(spec.topk, config.tokens)
             splits = plan_splits(max_rows * blocks, tiles, _slots(spec, config, device))
-        shape = (splits if splits > 1 else 0, max_rows, spec.num_heads)
-        partials = AttentionResult(
-            torch.empty(*shape, spec.kv_lora_rank, dtype=torch.float32, device=device),
-            torch.empty(shape, dtype=torch.float32, device=device),
-        )
+        partials = new_partials(spec, max_rows, splits, device)
         return TritonPlan(spec, max_rows, splits, partials, kinds, config)
 
 
@@ -269,7 +184,3 @@ def _slots(spec: AttnSpec, config: Config, device: torch.device) -> int:
     gpu = read_gpu(device.index or 0)
     shared = config.shared_bytes(spec.cache_format)
     return gpu.num_sms * max(gpu.shared_memory_per_block // shared, 1)
-
-
-def _as_one_split(result: AttentionResult) -> AttentionResult:
-    return AttentionResult(result.out[None], result.lse[None])

@@ -65,7 +65,6 @@ def validate(
     device: Annotated[
         str | None, typer.Option(help="Where they run: cpu, cuda, cuda:N or auto. Default: cpu.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn; for rows nothing is.")] = 0,
     full: Annotated[
         bool, typer.Option("--full", help="All configurations; minutes. Writes into --out.")
     ] = False,
@@ -87,10 +86,11 @@ def validate(
     decode with other splits is noise; decode that hides earlier drafts is
     the error that must be seen.
 
-    modes: where verifier batches and prompts go in each mode, and that the
-    text is the same.
+    modes: the same greedy text by every mode of the router, and on several
+    ranks that share a cache, each a process.
 
-    recipe: the arithmetic of the served kernels.
+    recipe: NVFP4, MXFP8, the FP8 cache and sparse lists on the real model:
+    perplexity, acceptance, and the rows again.
 
     The exit code is 1 if it does not hold, or proves nothing.
     """
@@ -108,7 +108,6 @@ def validate(
         mtp=mtp,
         backend=backend,
         device=device,
-        seed=seed,
         full=full,
         as_json=as_json,
         plot=plot,

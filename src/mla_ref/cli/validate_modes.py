@@ -50,7 +50,7 @@ def validate_modes(options: ValidateOptions) -> None:
     from mla_ref.validation.modes import compare_modes
     from mla_ref.validation.ranks import RankError, RankJob, compare_ranks
 
-    options.refuse("modes", ("rows", "shards", "backend", "device", "seed", "plot"))
+    options.refuse("modes", ("rows", "shards", "backend", "device", "plot"))
     if not options.full:
         options.refuse("the short run, only for --full", ("out",))
     dtype = require_choice("--dtype", options.dtype or "fp32", tuple(DTYPES))

@@ -55,9 +55,7 @@ def validate_recipe(options: ValidateOptions) -> None:
     from mla_ref.models.tokenizer import Tokenizer
     from mla_ref.validation.recipe import RECIPES, measure_recipes
 
-    options.refuse(
-        "recipe", ("dtype", "cache", "sparse", "shards", "backend", "device", "seed", "plot")
-    )
+    options.refuse("recipe", ("dtype", "cache", "sparse", "shards", "backend", "device", "plot"))
     if not options.full:
         options.refuse("the short run, only for --full", ("out",))
     drafts = require_count("--mtp", 3 if options.mtp is None else options.mtp, at_least=1)

@@ -29,7 +29,6 @@ class ValidateOptions:
         mtp: Drafts a step.
         backend: Whose kernels, by name.
         device: Where they run.
-        seed: Of what is drawn.
         full: All configurations.
         as_json: Print one JSON object and nothing else.
         plot: Where to save a figure.
@@ -46,7 +45,6 @@ class ValidateOptions:
     mtp: int | None = None
     backend: str | None = None
     device: str | None = None
-    seed: int = 0
     full: bool = False
     as_json: bool = False
     plot: Path | None = None

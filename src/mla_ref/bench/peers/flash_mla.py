@@ -40,13 +40,13 @@ class FlashMLA:
     """The kernel from its Python package, from vLLM's copy of it, or from a shared library.
 
     Attributes:
-        library: `_flashmla_C.abi3.so` of a vLLM wheel; None for an installed package.
+        shared_object: `_flashmla_C.abi3.so` of a vLLM wheel; None for an installed package.
         import_module: How to import, for tests.
         load: How to load a library and hand out its operators, for tests.
         capability: How to ask for the GPU's compute capability, for tests.
     """
 
-    library: Path | None = None
+    shared_object: Path | None = None
     import_module: Import = importlib.import_module
     load: Callable[[str], Any] = load_operators
     capability: Callable[[torch.device], tuple[int, int] | None] = gpu_capability
@@ -66,8 +66,12 @@ class FlashMLA:
             return "its sparse decode reads 656-byte rows only"
         if workload.shape.heads > max(HEADS):
             return f"takes at most {max(HEADS)} heads"
-        if self.library is not None:
-            return None if self.library.is_file() else f"there is no file {self.library.name}"
+        if self.shared_object is not None:
+            return (
+                None
+                if self.shared_object.is_file()
+                else f"there is no file {self.shared_object.name}"
+            )
         return self._package()[1]
 
     def ways(self, workload: KernelWorkload) -> Sequence[Way]:
@@ -95,8 +99,8 @@ class FlashMLA:
 
     def _call(self) -> Call:
         """A call that makes its metadata once and takes it again from then on."""
-        if self.library is not None:
-            return _operator(self.load(str(self.library)))
+        if self.shared_object is not None:
+            return _operator(self.load(str(self.shared_object)))
         module, reason = self._package()
         if module is None:
             raise ImportError(reason)
