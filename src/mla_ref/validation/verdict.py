@@ -23,7 +23,9 @@ from mla_ref.validation.replay import Replay, RowPlace
 
 # KL grows with the square of the logits' error. The null control merges other pieces than decode;
 # extend has no pieces at all, so its error may be three times as large: 10. It is also the middle,
-# in logarithms, between the null control and the least positive control that counts.
+# in logarithms, between the null control and the least positive control that counts. The rule about
+# standard errors was written after rows of the embedded prompts had been seen, so those are no
+# independent test of it: other prompts are (`--prompts`).
 FACTOR = 10.0
 SENSITIVITY = 100.0
 HOLDS, FAILS, PROVES_NOTHING = "holds", "does not hold", "proves nothing"
