@@ -58,7 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         kwargs["on_rows"](found.num_rows)
         return Finding(configuration, 128, found, judge(found))
 
-    monkeypatch.setattr(validate_rows, "_load", lambda drafts: (None, tokenizer, drafts))
+    monkeypatch.setattr(validate_rows, "_load", lambda drafts, device: (None, tokenizer, drafts))
     monkeypatch.setattr(validate_rows, "_in_dtype", lambda model, dtype: model)
     monkeypatch.setattr(
         validation, "package_prompts", lambda _, count: {str(i): [1, 2] for i in range(count)}
@@ -205,7 +205,7 @@ def test_prompts_of_a_file(tiny: Any, tmp_path: Path) -> None:
 def test_bad_input_is_refused_before_the_model_is_loaded(
     args: tuple[str, ...], error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validate_rows, "_load", lambda drafts: pytest.fail("loaded"))
+    monkeypatch.setattr(validate_rows, "_load", lambda drafts, device: pytest.fail("loaded"))
     monkeypatch.setattr(Tokenizer, "from_gguf", lambda: pytest.fail("loaded"))
     result = run(*args)
     assert isinstance(result.exception, error), result.output

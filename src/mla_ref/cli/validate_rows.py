@@ -18,6 +18,7 @@ from mla_ref.cli.validate_report import (
     prompt_ids,
     versions,
 )
+from mla_ref.platform import device_name
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +62,8 @@ def validate_rows(options: ValidateOptions) -> None:
     else:
         options.refuse("one configuration, only for --full", ("out",))
         axes = [_configuration(options, Configuration)]
-    total = FULL_ROWS if options.full else ROWS
-    total = require_count("--rows", total if options.rows is None else options.rows, at_least=1)
+    if options.rows is not None:
+        require_count("--rows", options.rows, at_least=1)
     drafts = require_count("--mtp", 3 if options.mtp is None else options.mtp, at_least=1)
     backend = find_backend(options.backend or "torch")
     device = resolve_device(options.device or "cpu")
@@ -72,35 +73,38 @@ def validate_rows(options: ValidateOptions) -> None:
     if options.full and not folder.is_dir():
         raise FileNotFoundError(f"--out {folder}: there is no such folder")
 
+    if options.rows is None and options.full:
+        wanted = {axis: FULL_ROWS[axis.dtype] for axis in axes}
+    else:
+        wanted = {axis: -(-(options.rows or ROWS) // len(axes)) for axis in axes}
+
     with progress() as bar:
-        rows = -(-total // len(axes))
-        task = bar.add_task("loading the model", total=rows * len(axes))
-        model, tokenizer, drafter = _load(drafts)
+        task = bar.add_task("loading the model", total=sum(wanted.values()))
+        model, tokenizer, drafter = _load(drafts, device)
         prompts = prompt_ids(options, tokenizer)
         bar.update(task, description="decoding with drafts")
-        scripts = write_scripts(model, drafter, prompts, num_drafts=drafts, rows=rows)
-        measured = sum(script.num_rows for script in scripts)
-        bar.update(task, total=measured * len(axes))
+        scripts = {
+            rows: write_scripts(model, drafter, prompts, num_drafts=drafts, rows=rows)
+            for rows in set(wanted.values())
+        }
         findings: list[Finding] = []
-        for configuration in axes:
+        for configuration, rows in wanted.items():
             bar.update(task, description=str(configuration))
             findings.append(
                 validate_configuration(
                     configuration,
                     _in_dtype(model, configuration.dtype),
-                    scripts,
+                    scripts[rows],
                     backend=backend,
-                    device=device,
                     prompt_model=model,
                     on_rows=lambda rows: bar.update(task, advance=rows),
                 )
             )
-    report = _report(options, backend, device, scripts, findings)
+    report = _report(options, backend, device, scripts[max(scripts)], findings)
     if options.full:
         (folder / FILE).write_text(json.dumps(report, allow_nan=False) + "\n", encoding="utf-8")
-    served = _served(findings)
     if options.plot is not None:
-        plot_validation(served, options.plot, title=served.headline)
+        plot_validation(_served(findings).to_json(), options.plot)
     if options.as_json:
         typer.echo(json.dumps(report, indent=2, allow_nan=False))
     else:
@@ -118,13 +122,13 @@ def _configuration(options: ValidateOptions, kind: "type[Configuration]") -> "Co
     return found
 
 
-def _load(num_drafts: int) -> "tuple[SmolLM2, Tokenizer, Drafter]":
+def _load(num_drafts: int, device: "torch.device") -> "tuple[SmolLM2, Tokenizer, Drafter]":
     """The model that decodes, with the attention as it was trained: the cheapest."""
     from mla_ref.engine import new_drafter
     from mla_ref.models.smollm2 import SmolLM2
     from mla_ref.models.tokenizer import Tokenizer
 
-    model = SmolLM2.from_gguf(attention="gqa")
+    model = SmolLM2.from_gguf(attention="gqa").to(device)
     return model, Tokenizer.from_gguf(), new_drafter("mtp", model, num_drafts)
 
 
@@ -133,7 +137,9 @@ def _in_dtype(model: "SmolLM2", dtype: str) -> "SmolLM2":
     from mla_ref.models.smollm2 import SmolLM2
     from mla_ref.validation import DTYPES
 
-    return model if model.dtype == DTYPES[dtype] else SmolLM2.from_gguf(dtype=DTYPES[dtype])
+    if model.dtype == DTYPES[dtype]:
+        return model
+    return SmolLM2.from_gguf(dtype=DTYPES[dtype]).to(model.device)
 
 
 def _served(findings: Sequence["Finding"]) -> "Finding":
@@ -158,6 +164,7 @@ def _report(
         "chance": "none: decoding is greedy, and nothing else is drawn",
         "backend": backend.name,
         "device": str(device),
+        "device_name": device_name(device),
         "scripts": [
             {
                 "name": script.name,

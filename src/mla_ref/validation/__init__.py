@@ -12,7 +12,7 @@ from mla_ref.validation.configuration import (
 from mla_ref.validation.kernels import Kernels, plan_kernels
 from mla_ref.validation.layer_errors import LayerError, LayerErrors
 from mla_ref.validation.measure import PairStatistics, RowDifference, Summary, row_differences
-from mla_ref.validation.plot import plot_validation
+from mla_ref.validation.plot import draw_validation, plot_validation
 from mla_ref.validation.prompts import package_prompts
 from mla_ref.validation.replay import PAIRS, Replay, RowPlace, replay
 from mla_ref.validation.script import Script, ScriptStep, write_scripts
@@ -37,6 +37,7 @@ __all__ = [
     "Summary",
     "TopChange",
     "Verdict",
+    "draw_validation",
     "full_axes",
     "headline",
     "judge",

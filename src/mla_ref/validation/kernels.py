@@ -70,7 +70,7 @@ def plan_kernels(
         return backend.plan(spec, max_rows=rows, max_requests=rows, device=device)
 
     def attend(plan: Plan, kind: str, rows: int) -> Attend:
-        kernel = Kernel(plan, kind, min(rows, step_rows), device)
+        kernel = Kernel(plan, kind, min(rows, step_rows))
         return kernel if shards == 1 else HeadShards(kernel, shards)
 
     for rows in (step_rows, rows_per_request, 1):

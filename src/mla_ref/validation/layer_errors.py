@@ -84,7 +84,7 @@ class LayerErrors:
     def _add(self, key: tuple[str, str, int, int], difference: Tensor, reference: Tensor) -> None:
         most, squares, norm = self._sums.get(key, (0.0, 0.0, 0.0))
         # torch's maximum and not Python's max: that drops a NaN if it comes second.
-        largest = torch.maximum(difference.abs().max(), torch.tensor(most, dtype=torch.float64))
+        largest = torch.maximum(difference.abs().max(), difference.new_tensor(most))
         self._sums[key] = (
             float(largest),
             squares + float(difference.square().sum()),

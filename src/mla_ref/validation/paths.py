@@ -30,14 +30,11 @@ class Kernel:
         plan: Of the backend.
         kind: "decode" or "extend".
         rows_at_once: Rows a call.
-        device: Where the plan lives. Model and cache stay on the CPU: so nothing but the kernel
-            differs between two devices.
     """
 
     plan: Plan
     kind: str
     rows_at_once: int
-    device: torch.device
 
     def __call__(
         self,
@@ -49,19 +46,18 @@ class Kernel:
     ) -> AttentionResult:
         """See `Attend`."""
         run = self.plan.decode if self.kind == "decode" else self.plan.extend
-        cache = kv_cache.to(self.device)
         parts = [
             run(
-                q[first : first + self.rows_at_once].to(self.device),
-                cache,
-                indices[first : first + self.rows_at_once].to(self.device),
+                q[first : first + self.rows_at_once],
+                kv_cache,
+                indices[first : first + self.rows_at_once],
                 softmax_scale=softmax_scale,
             )
             for first in range(0, q.shape[0], self.rows_at_once)
         ]
         return AttentionResult(
-            torch.cat([part.out for part in parts]).to(q.device),
-            torch.cat([part.lse for part in parts]).to(q.device),
+            torch.cat([part.out for part in parts]),
+            torch.cat([part.lse for part in parts]),
         )
 
 
@@ -116,7 +112,7 @@ class WithoutEarlier:
     def of(cls, attend: Attend, step: Step) -> "WithoutEarlier":
         """For a step: the slots of earlier rows of the same request; -1 fills up."""
         slots = step.slot_mapping
-        rows = torch.arange(slots.shape[0])
+        rows = torch.arange(slots.shape[0], device=slots.device)
         same = step.request_of_row[:, None] == step.request_of_row
         return cls(attend, torch.where(same & (rows < rows[:, None]), slots, -1))
 
@@ -149,7 +145,7 @@ def token_wise(
     where queries usually do. There is no LSE in the result (NaN): torch does not hand it out.
     """
     dtype = compute_dtype(q, kv_cache)
-    out = torch.zeros(*q.shape[:2], kv_lora_rank, dtype=dtype)
+    out = torch.zeros(*q.shape[:2], kv_lora_rank, dtype=dtype, device=q.device)
     for row, listed in enumerate(indices):
         kv, valid = gather_slots(kv_cache, listed[None], None, dtype)
         kv = kv[0, valid[0]]
@@ -157,7 +153,8 @@ def token_wise(
             out[row] = scaled_dot_product_attention(
                 q[row].to(dtype)[None], kv[None], kv[None, :, :kv_lora_rank], scale=softmax_scale
             )[0]
-    return AttentionResult(out.to(q.dtype), torch.full(q.shape[:2], torch.nan, dtype=dtype))
+    lse = torch.full(q.shape[:2], torch.nan, dtype=dtype, device=q.device)
+    return AttentionResult(out.to(q.dtype), lse)
 
 
 def masked(
@@ -176,7 +173,8 @@ def masked(
     dtype = compute_dtype(q, kv_cache)
     slots, place = indices.unique(return_inverse=True)
     kv, _ = gather_slots(kv_cache, slots[None], None, dtype)
-    listed = torch.zeros(q.shape[0], len(slots), dtype=torch.bool).scatter_(1, place, True)
+    listed = torch.zeros(q.shape[0], len(slots), dtype=torch.bool, device=q.device)
+    listed.scatter_(1, place, True)
     listed &= slots >= 0
     scores = (q.to(dtype) * softmax_scale) @ kv[0].T
     scores = scores.masked_fill(~listed[:, None], -torch.inf)

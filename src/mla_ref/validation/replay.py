@@ -96,7 +96,6 @@ def replay(
     cache_dtype: torch.dtype,
     backend: Backend | None = None,
     shards: int = 1,
-    device: torch.device | None = None,
     prompt_model: SparseSmolLM2 | None = None,
     requests_at_once: int = 8,
     on_rows: Callable[[int], None] = lambda rows: None,
@@ -104,12 +103,12 @@ def replay(
     """Run every step of every script in all ways and compare the logits.
 
     Args:
-        model: The model; its lists are as long as its attention's `indexer.topk`.
+        model: The model; its lists are as long as its attention's `indexer.topk`. Cache and kernels
+            are on its device.
         scripts: From `write_scripts`.
         cache_dtype: What the cache holds; uint8: rows of 656 bytes.
         backend: Whose decode and extend; None: torch.
         shards: Ranks that the heads are dealt to.
-        device: Where the kernels run; model and cache stay on the CPU.
         prompt_model: Who fills the cache with the prompts' rows, which are not measured; None: the
             model. In bfloat16 a CPU without instructions for it takes six times as long as in
             float32.
@@ -138,7 +137,7 @@ def replay(
         max_requests=requests_at_once,
         rows_per_request=1 + max(script.num_drafts for script in scripts),
         shards=shards,
-        device=device,
+        device=model.device,
     )
     layers = LayerErrors(
         {"decode": kernels.decode, "extend": kernels.extend, "token-wise": token_wise},
@@ -187,7 +186,8 @@ class _Group:
             for done in range(0, len(script.prompt_ids), MAX_TOKENS):
                 chunk = script.prompt_ids[done : done + MAX_TOKENS]
                 step = self._step([number], [ScriptStep(done, chunk, 0)])
-                model.forward(torch.tensor(chunk), step, self.cache, attend=masked)
+                tokens = torch.tensor(chunk, device=model.device)
+                model.forward(tokens, step, self.cache, attend=masked)
 
     def run(
         self, number: int, kernels: Kernels, layers: LayerErrors
@@ -230,7 +230,9 @@ class _Group:
     def _forward(
         self, numbers: Sequence[int], steps: Sequence[ScriptStep], attend: Attend
     ) -> Tensor:
-        tokens = torch.tensor([token for step in steps for token in step.token_ids])
+        tokens = torch.tensor(
+            [token for step in steps for token in step.token_ids], device=self.model.device
+        )
         return self.model.forward(tokens, self._step(numbers, steps), self.cache, attend=attend)
 
     def _step(self, numbers: Sequence[int], steps: Sequence[ScriptStep]) -> Step:
@@ -239,4 +241,4 @@ class _Group:
             [len(step.token_ids) for step in steps],
             torch.tensor([self.tables[number] for number in numbers]),
             PAGE_SIZE,
-        )
+        ).to(self.model.device)
