@@ -335,6 +335,33 @@ ALWAYS = {
         r"illegal memory access at byte 4,29\d,.*\nnow: NaN 0, off by [01]\.[1-9]",
         r"instructions in the loop for \d+ products:\n +load matrix +\d+",
     ),
+    "15_what_a_warp_does": (
+        r"lists \[4, 80\], named: \[21, 71, 80, 80\]",
+        r"// decode_simple\.cu, line \d+\nfor \(",
+        r"rel L2 \d\.\d\de-0[67].*\n.* 10\.7 MB .*\n.* 1\.3 MB\n.* 639 thousand\n.* 9 thousand",
+        r"a \(32, 8\), b \(32, 4\), c \(32, 4\)\noff A B by \de-0[67]",
+        r"all lanes 512 bytes of 8 rows\nfour instructions, .* off by \de-0[78]\n256 of 256 codes",
+        r"token of the tile:  \[0, 4, 1, 5, 2, 6, 3, 7\]\nused as it is: False\n.*: True\n.*: True",
+        r"extend against rung 9 +out \de-0[45], .*\n.* rung 10 +out \de-0[45], LSE \de-0[67]",
+        r"against the warp model +out (0e\+00|\de-0[456]), LSE (0e\+00|\de-0[678])",
+        r"with the wait +NaN in +0 numbers, off by 0\.00\n.*at once +NaN in +0 .*by 0\.00\n",
+        r"land late +NaN in 16,384 numbers\n.* others' rows in it +NaN in +0 .* by [01]\.\d*[1-9]",
+    ),
+    "16_measuring_honestly": (
+        r"4 rows of 8 heads\nours 15\.7 us, FlashMLA 23\.9 us, ratio 1\.52",
+        r"call 3: .*\nrows named 6\d\d kB, different ones \d+ kB\n18 MFLOP; floor here ",
+        r"no wait: +5 us\nwait: +8\.34 us\nwarm: +7\.45 us\n.* flush: 8\.34 us\nnew .* 7\.45 us",
+        r"78 kernels, launches +393 us\n78 kernels, one graph +200 us",
+        r"rung 9: median .* in 5 runs\nthe cheat: no time is reported\.",
+        r"verifier +256 rows +186\.3 +343\.9 MB +95\.6 MB +1\.85 +0\.51\n",
+        r"  4 rows: .* 23\.9 us for 8 heads,  24\.0 for 64; times ours 1\.52 and 0\.83\n",
+        r"256 rows: .* times ours 1\.22 and 0\.34\nthe kernel and its merge; not the copy of q",
+        r"\nb12x: is built for sm_120, sm_121, .*\nRTX PRO 6000, .* us, prediction\n",
+        r"rung 10, four splits takes .* over 9 pairs.*\nwrong or right: \[True, True, True, True\]",
+        r"triton on NVIDIA H200, .*\nmedian of 20 CUDA graph .*\nconformance: 295 cases passed\n",
+        r"copy speed 2\.76 TB/s; noted elsewhere: 4\.27\nerrors are of 4 rows of 256",
+        r" +4 +8\.34 us +5 us, 1\.1 TB/s\n(.*\n){2} 256 +93 us +5 us, 68\.8 TB/s",
+    ),
 }
 WITH_MODEL = {
     "01_causal_attention": (
@@ -405,6 +432,8 @@ WITH_MODEL = {
         r"natural .* rank 2 0\.6\d\d .*\nbase 2 .* rank 2 0\.7\d\d ",
     ),
     "14_triton_on_sm120": (r"real activations: SmolLM2-135M, layer 6",),
+    "15_what_a_warp_does": (r"real activations: SmolLM2-135M, layer 6",),
+    "16_measuring_honestly": (r"real activations: SmolLM2-135M, layer 6",),
 }
 FIGURES = {
     "01_causal_attention": 2,
@@ -421,6 +450,8 @@ FIGURES = {
     "12_verifier_batch": 2,
     "13_context_parallel": 2,
     "14_triton_on_sm120": 2,
+    "15_what_a_warp_does": 3,
+    "16_measuring_honestly": 2,
 }
 
 
@@ -479,6 +510,27 @@ def test_lesson_14_runs_without_triton(tmp_path, monkeypatch):
     name = "14_triton_on_sm120"
     printed, svgs = run(name, tmp_path, monkeypatch, model=False)
     assert "no kernel here (hidden by the test): the tile model takes its place" in printed
+    check(name, printed, svgs, ALWAYS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiler", [True, False])
+def test_lesson_15_runs_the_kernel_s_source_if_there_is_a_compiler(tmp_path, monkeypatch, compiler):
+    host = pytest.importorskip("mla_kernels.cuda_kernels.emulation.host")
+    if compiler and (reason := host.emulation_gap()):
+        pytest.skip(reason)
+    if not compiler:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+    name = "15_what_a_warp_does"
+    printed, svgs = run(name, tmp_path, monkeypatch, model=False)
+    if compiler:
+        assert "the kernel's own source" in printed
+        assert "without the wait, seed 0: NaN in [4096, 0, 4096, 0] of" in printed
+        assert "without the wait, seed 1: NaN in [0, 4096, 0, 4096] of" in printed
+        assert re.search(r"without the last barrier, seed 0: NaN in \[[1-9]\d*, ", printed)
+    else:
+        assert "no kernel here (the emulation needs a C++20 compiler" in printed
+        assert "not run here: it takes the emulated kernel" in printed
     check(name, printed, svgs, ALWAYS[name])
 
 

@@ -14,6 +14,8 @@ from mla_ref.engine import Output
 from mla_ref.layers import preset
 from mla_ref.speculative import AcceptanceStats
 from mla_ref.teaching import figures
+from mla_ref.teaching.receipt_example import example_receipt
+from mla_ref.teaching.warp_memory import key_addresses, value_addresses
 
 pytestmark = pytest.mark.thorough
 
@@ -96,6 +98,15 @@ def all_figures():
         ),
         "dealt_positions": figures.dealt_positions(37, world=4, interleaves=(1, 16)),
         "rank_staircases": figures.rank_staircases([17, 18, 19, 20], world=4),
+        "fragment_map": figures.fragment_map((5, 30)),
+        "bank_turns": figures.bank_turns(
+            {"a": key_addresses(640), "b": value_addresses(), "c": 0 * key_addresses()}
+        ),
+        "timed_samples": figures.timed_samples({"a": [1e-3, 2e-3, 9e-3], "b": [4e-6]}),
+        "receipt_times": figures.receipt_times(
+            [line for line in example_receipt().lines if line.workload == "disjoint"]
+        ),
+        "copy_timeline": figures.copy_timeline(7, (1, 2, 3, 4), copy=2.5, compute=1.0),
         "operand_tiles": figures.operand_tiles(),
         "shared_memory_budget": figures.shared_memory_budget({"a": {"x": 30_000, "y": 2_000}}),
         "list_splits": figures.list_splits(torch.tensor([7, 3, -1, 12, -1]), [1, 2, 5]),

@@ -17,6 +17,8 @@ from tests.teaching.wrong_11 import WRONG_11
 from tests.teaching.wrong_12 import WRONG_12
 from tests.teaching.wrong_13 import WRONG_13
 from tests.teaching.wrong_14 import WRONG_14
+from tests.teaching.wrong_15 import WRONG_15
+from tests.teaching.wrong_16 import WRONG_16
 
 from mla_ref.teaching import EXERCISES, grade, planted
 from mla_ref.teaching.exercises import Case, Exercise
@@ -339,6 +341,8 @@ WRONG = [
     *WRONG_12,
     *WRONG_13,
     *WRONG_14,
+    *WRONG_15,
+    *WRONG_16,
 ]
 
 

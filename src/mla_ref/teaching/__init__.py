@@ -1,6 +1,7 @@
 """What the lessons are made of: figures, exercises and their grading, planted bugs, real input."""
 
 from mla_ref.teaching import figures, planted
+from mla_ref.teaching.cuda_source import CudaSource, show_cuda
 from mla_ref.teaching.exercises import EXERCISES, Exercise
 from mla_ref.teaching.grade import Grade, grade
 from mla_ref.teaching.real_input import LayerInput, RealModel, layer_input, real_model
@@ -9,6 +10,7 @@ from mla_ref.teaching.speak import continue_text
 
 __all__ = [
     "EXERCISES",
+    "CudaSource",
     "Exercise",
     "Grade",
     "LayerInput",
@@ -21,4 +23,5 @@ __all__ = [
     "planted",
     "real_model",
     "show",
+    "show_cuda",
 ]

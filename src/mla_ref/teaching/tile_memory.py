@@ -16,7 +16,7 @@ from mla_ref.numerics.float8 import from_e4m3
 
 Array: TypeAlias = NDArray[Any]
 
-_E4M3 = from_e4m3(torch.arange(256, dtype=torch.uint8)).numpy()
+E4M3 = from_e4m3(torch.arange(256, dtype=torch.uint8)).numpy()
 
 
 class Memory:
@@ -70,7 +70,7 @@ class Memory:
 
 def _decode(raw: Array, dtype: str) -> Array:
     if dtype == "e4m3":
-        return _E4M3[raw[:, 0]].astype(np.float16)
+        return E4M3[raw[:, 0]].astype(np.float16)
     if dtype == "float32":
         return raw.view(np.float32)[:, 0]
     # bfloat16 is the upper half of a float32.

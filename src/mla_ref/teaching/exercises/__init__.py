@@ -17,6 +17,9 @@ from mla_ref.teaching.exercises.lesson_12 import IS_VERIFIER, ROW_LENS
 from mla_ref.teaching.exercises.lesson_13 import LOCAL_LENS
 from mla_ref.teaching.exercises.lesson_13_merge import MERGE_RANKS
 from mla_ref.teaching.exercises.lesson_14 import ADD_TILE_SWAPPED
+from mla_ref.teaching.exercises.lesson_15 import WARP_PRODUCT
+from mla_ref.teaching.exercises.lesson_15_turns import COUNT_TURNS
+from mla_ref.teaching.exercises.lesson_16 import BENCH
 
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
@@ -47,6 +50,9 @@ EXERCISES: dict[str, Exercise] = {
         LOCAL_LENS,
         MERGE_RANKS,
         ADD_TILE_SWAPPED,
+        WARP_PRODUCT,
+        COUNT_TURNS,
+        BENCH,
     )
 }
 

@@ -1,9 +1,12 @@
 """Figures of the lessons. Each takes the reader's own data and returns a matplotlib Figure."""
 
+from mla_ref.teaching.figures.bank_turns import bank_turns
 from mla_ref.teaching.figures.block_tables import block_tables
+from mla_ref.teaching.figures.copy_timeline import copy_timeline
 from mla_ref.teaching.figures.errors import error_by_row
 from mla_ref.teaching.figures.forms import forms_by_rows
 from mla_ref.teaching.figures.fp8_rows import byte_maps, scale_errors
+from mla_ref.teaching.figures.fragment_map import fragment_map
 from mla_ref.teaching.figures.latent_rank import latent_rank
 from mla_ref.teaching.figures.masks import mask_alignment, masks
 from mla_ref.teaching.figures.merge_tree import merge_tree
@@ -12,8 +15,10 @@ from mla_ref.teaching.figures.online_softmax import running_softmax
 from mla_ref.teaching.figures.operand_tiles import operand_tiles
 from mla_ref.teaching.figures.page_map import page_map
 from mla_ref.teaching.figures.ranks import dealt_positions, rank_staircases
+from mla_ref.teaching.figures.receipt_times import receipt_times
 from mla_ref.teaching.figures.roofline import roofline
 from mla_ref.teaching.figures.rope import error_by_position, rope_layouts
+from mla_ref.teaching.figures.samples import timed_samples
 from mla_ref.teaching.figures.score_maps import score_maps, selection_quality
 from mla_ref.teaching.figures.shared_memory import shared_memory_budget
 from mla_ref.teaching.figures.sparse import list_splits, sparse_cliff
@@ -23,14 +28,17 @@ from mla_ref.teaching.figures.verifier import blocks_on_multiprocessors, verifie
 
 __all__ = [
     "acceptance",
+    "bank_turns",
     "block_tables",
     "blocks_on_multiprocessors",
     "byte_maps",
+    "copy_timeline",
     "dealt_positions",
     "draft_steps",
     "error_by_position",
     "error_by_row",
     "forms_by_rows",
+    "fragment_map",
     "latent_rank",
     "list_splits",
     "mask_alignment",
@@ -40,6 +48,7 @@ __all__ = [
     "operand_tiles",
     "page_map",
     "rank_staircases",
+    "receipt_times",
     "roofline",
     "rope_layouts",
     "running_softmax",
@@ -48,6 +57,7 @@ __all__ = [
     "selection_quality",
     "shared_memory_budget",
     "sparse_cliff",
+    "timed_samples",
     "token_bytes",
     "verifier_rows",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 
 from mla_ref.teaching.planted.absorbed import latent_attention_scaled_by_its_row
 from mla_ref.teaching.planted.addresses import row_addresses_in_32_bits
+from mla_ref.teaching.planted.clocks import LaunchClock
 from mla_ref.teaching.planted.fp8 import (
     pack_fp8_rows_without_floor,
     unpack_fp8_rows_by_exponent,
@@ -41,6 +42,7 @@ from mla_ref.teaching.planted.verifier import (
     causal_attention_hiding_candidates,
     is_verifier_batch_with_padding,
 )
+from mla_ref.teaching.planted.warps import ImpatientRing
 
 
 @dataclass(frozen=True)
@@ -261,11 +263,27 @@ PLANTED: tuple[PlantedBug, ...] = (
         "mla_ref.teaching.tile_model.row_addresses",
         "The slot, or its page, is widened to 64 bits before it is multiplied by a stride.",
     ),
+    PlantedBug(
+        "B173",
+        ("NVIDIA/Fuser#3438", "ashalliants/ninfer-3090#49", "lablup/mlxcel#923"),
+        ImpatientRing,
+        "mla_ref.teaching.warp_memory.Ring",
+        "Who reads waits first, for its own copies and for those of all others that it reads.",
+    ),
+    PlantedBug(
+        "B174",
+        ("TristanBilot/mlx-benchmark#21", "pytorch/pytorch#177765"),
+        LaunchClock,
+        "mla_ref.bench.WallClock",
+        "The clock starts when the device has nothing to do and stops when it has done its work.",
+    ),
 )
 
 __all__ = [
     "PLANTED",
     "Base2Backend",
+    "ImpatientRing",
+    "LaunchClock",
     "PlantedBug",
     "backward_tiles_without_guard",
     "bytes_without_index_keys",
