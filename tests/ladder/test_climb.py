@@ -2,16 +2,19 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mla_ref.attention import expand_kv
-from mla_ref.ladder import rung_runs, serving_runs, sparse_runs, speculative_runs
+from mla_ref.backends import TorchBackend
+from mla_ref.ladder import kernel_runs, rung_runs, serving_runs, sparse_runs, speculative_runs
 from mla_ref.ladder.activations import IndexView, LatentView, LayerActivations
 from mla_ref.ladder.climb import climb
+from mla_ref.ladder.kernel_runs import BACKENDS, kernel_gap
 from mla_ref.ladder.report import disagreement, to_json
-from mla_ref.ladder.rung_runs import hand_worked
+from mla_ref.ladder.rung_runs import gaps, hand_worked
 from mla_ref.numerics import AttentionResult
 
 
@@ -66,9 +69,12 @@ def test_all_rungs_agree(n, dtype):
 
 @pytest.mark.parametrize("n", [1, 3, 70])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_thirteen_rungs_agree(n, dtype):
-    reports = list(climb([served_activations(n, dtype)]))
-    assert [r.rung.number for r in reports] == [*range(1, 14)]
+def test_all_fifteen_rungs_agree(n, dtype):
+    layer = served_activations(n, dtype)
+    reports = list(climb([layer]))
+    kernels = [number for number in (14, 15) if not kernel_gap(number, layer)]
+    assert dtype != torch.float64 or not kernels
+    assert [r.rung.number for r in reports] == [*range(1, 14), *kernels]
     assert all(r.ok for r in reports), [disagreement(r) for r in reports if not r.ok]
 
 
@@ -241,3 +247,42 @@ def test_rung_12_rolls_back_what_is_rejected(monkeypatch):
     monkeypatch.setattr(speculative_runs, "verify", first_only)
     reports = {r.rung.number: r for r in climb([served_activations()])}
     assert not reports[12].ok and reports[11].ok
+
+
+class Wrong(TorchBackend):
+    """Its decode or its extend gives the negative."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def plan(self, *args, **kwargs):
+        plan = super().plan(*args, **kwargs)
+        ways = {"decode": plan.decode, "extend": plan.extend}
+        ways[self.kind] = _flipped(ways[self.kind])
+        return SimpleNamespace(num_splits=plan.num_splits, **ways)
+
+
+@pytest.mark.parametrize("kind", ["decode", "extend"])
+@pytest.mark.parametrize("number", [14, 15])
+def test_a_wrong_kernel_is_named(monkeypatch, number, kind):
+    kinds = {"triton": "", "cupy": ""} | {BACKENDS[number]: kind}
+    monkeypatch.setattr(
+        kernel_runs,
+        "find_backend",
+        lambda name: Wrong(kinds[name]) if kinds[name] else TorchBackend(),
+    )
+    reports = {r.rung.number: r for r in climb([served_activations(8, torch.float32)])}
+    assert [n for n, report in reports.items() if not report.ok] == [number]
+
+
+def test_what_a_machine_lacks_is_said_and_not_climbed(monkeypatch):
+    def missing(name):
+        raise ImportError(f"backend {name!r} cannot be used: there is no such package")
+
+    monkeypatch.setattr(kernel_runs, "find_backend", missing)
+    layer = served_activations(3, torch.float32)
+    assert gaps(layer) == {
+        14: "backend 'triton' cannot be used: there is no such package",
+        15: "backend 'cupy' cannot be used: there is no such package",
+    }
+    assert len(list(climb([layer]))) == 13

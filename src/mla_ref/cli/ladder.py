@@ -1,6 +1,7 @@
 """`mla-ref ladder`: a real text climbs every rung, and each is held against the one below."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,9 +65,12 @@ def ladder(
         _print_where(as_json)
         return
 
+    # Rung 14 climbs in Triton's interpreter, which is chosen when triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
     from mla_ref.ladder.climb import climb
     from mla_ref.ladder.report import disagreement, table, to_json
-    from mla_ref.ladder.rung_runs import rungs_of
+    from mla_ref.ladder.rung_runs import RUNNERS, gaps
 
     # Progress goes to stderr, so that a table or JSON on stdout can be piped.
     console = Console(stderr=True, highlight=False)
@@ -77,7 +81,8 @@ def ladder(
     with Progress(*columns, console=console, transient=True, disable=hidden) as progress:
         task = progress.add_task("running the model", total=None)
         activations, title = _activations(model, text, tokens, layers, dtype, gguf)
-        height = min(len(rungs_of(layer)) for layer in activations)
+        missing = {number: why for layer in activations for number, why in gaps(layer).items()}
+        height = len(RUNNERS) - len(missing)
         progress.update(task, total=height, completed=0, description=f"rung 1 of {height}")
         for report in climb(activations):
             reports.append(report)
@@ -98,6 +103,7 @@ def ladder(
                     "layers": [a.layer for a in activations],
                     "ok": not wrong,
                     "rungs": [to_json(report) for report in reports],
+                    "not_climbed": missing,
                 },
                 indent=2,
             )
@@ -110,8 +116,9 @@ def ladder(
         raise typer.Exit(1)
     if not as_json:
         typer.echo(f"All {len(reports)} rungs agree, each with the one below it.")
-        if height == 7:
-            typer.echo(f"rungs 8 to 10 need an indexer, which {model} lacks")
+        for why in dict.fromkeys(missing.values()):
+            numbers = ", ".join(str(number) for number in missing if missing[number] == why)
+            typer.echo(f"Not climbed: {numbers}. Needed: {why}")
 
 
 def _activations(
@@ -195,10 +202,9 @@ def _print_where(as_json: bool) -> None:
         {
             "rung": r.number,
             "name": r.name,
-            "built": r.built,
             "file": str(where(r) or r.file),
             "test": r.test,
-            "lesson": r.lesson or "",
+            "lesson": r.lesson,
         }
         for r in RUNGS
     ]
@@ -206,8 +212,6 @@ def _print_where(as_json: bool) -> None:
         typer.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        state = row["file"] if row["built"] else "(not built yet)"
-        typer.echo(f"{row['rung']:>2} {row['name']:<22} {state}")
+        typer.echo(f"{row['rung']:>2} {row['name']:<22} {row['file']}")
         for key in ("test", "lesson"):
-            if row[key]:
-                typer.echo(f"{'':<25} {key}: {row[key]}")
+            typer.echo(f"{'':<25} {key}: {row[key]}")

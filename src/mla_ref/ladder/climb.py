@@ -9,7 +9,7 @@ import torch
 from mla_ref.ladder.activations import LayerActivations
 from mla_ref.ladder.facts import kv_bytes, shown
 from mla_ref.ladder.run import Run
-from mla_ref.ladder.rung_runs import RUNNERS, rungs_of
+from mla_ref.ladder.rung_runs import RUNNERS, gaps
 from mla_ref.ladder.rungs import RUNGS, Rung
 from mla_ref.numerics import Comparison
 
@@ -61,8 +61,11 @@ def climb(layers: Sequence[LayerActivations]) -> Iterator[RungReport]:
         raise ValueError("layers must hold at least one layer's activations, got none")
     limit = LIMITS[layers[0].q.dtype]
     below: list[Any] = []
-    for number in min(map(rungs_of, layers), key=len):
-        rung, run = RUNGS[number - 1], RUNNERS[number]
+    missing = set().union(*map(gaps, layers))
+    for number, run in RUNNERS.items():
+        if number in missing:
+            continue
+        rung = RUNGS[number - 1]
         runs = [run(layer, *below[index : index + 1]) for index, layer in enumerate(layers)]
         yield _report(rung, layers, runs, limit)
         below = [r.result for r in runs]

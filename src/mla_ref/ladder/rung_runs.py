@@ -21,6 +21,7 @@ from mla_ref.attention.masking import visible_mask
 from mla_ref.batching import Step
 from mla_ref.cache.fp8_rows import LATENT, ROPE
 from mla_ref.ladder.activations import LatentView, LayerActivations
+from mla_ref.ladder.kernel_runs import BACKENDS, kernel_gap, on_kernels
 from mla_ref.ladder.run import Run, against, on_pages, timed
 from mla_ref.ladder.serving_runs import ranks, verifier
 from mla_ref.ladder.sparse_runs import decode, extend, fp8_cache, lightning_indexer
@@ -118,16 +119,19 @@ RUNNERS: Mapping[int, Callable[..., Run]] = MappingProxyType(
         12: speculative,
         13: ranks,
     }
+    | {number: on_kernels(number) for number in BACKENDS}
 )
 
 
-def rungs_of(layer: LayerActivations) -> tuple[int, ...]:
-    """What a layer can climb: rung 7 wants rows of 512 + 64 numbers, from rung 8 on an indexer."""
+def gaps(layer: LayerActivations) -> dict[int, str]:
+    """The rungs that a layer cannot climb on this machine, each with what is missing."""
     view = layer.latent[-1]
-    highest = max(RUNNERS) if layer.index is not None else 7
     if (view.w_uv.shape[-1], view.q_pe.shape[-1]) != (LATENT, ROPE):
-        highest = 6
-    return tuple(number for number in RUNNERS if number <= highest)
+        return {n: f"cached rows of {LATENT} + {ROPE} numbers" for n in RUNNERS if n >= 7}
+    if layer.index is None:
+        return {n: "an indexer" for n in RUNNERS if n >= 8}
+    found = {number: kernel_gap(number, layer) for number in BACKENDS}
+    return {number: reason for number, reason in found.items() if reason}
 
 
 def _latent(

@@ -14,10 +14,9 @@ class Rung:
         name: Two or three words.
         what_is_new: What this rung adds to the one below.
         checked_against: What its results are compared with.
-        file: The file to read, from the top of the repository; where it will be if not built.
-        test: Its tests, from the top of the repository; empty if not built.
-        lesson: Its lesson, from the top of the repository; None if there is none yet.
-        built: Whether it exists.
+        file: The file to read, from the top of the repository.
+        test: Its tests, from the top of the repository.
+        lesson: Its lesson, from the top of the repository.
     """
 
     number: int
@@ -25,13 +24,8 @@ class Rung:
     what_is_new: str
     checked_against: str
     file: str
-    test: str = ""
-    lesson: str | None = None
-
-    @property
-    def built(self) -> bool:
-        """A rung without tests does not exist yet."""
-        return bool(self.test)
+    test: str
+    lesson: str
 
 
 _ATTENTION = "src/mla_ref/attention"
@@ -159,23 +153,25 @@ RUNGS: tuple[Rung, ...] = (
         14,
         "Triton",
         "decode, extend, merge, cache write, indexer and sampler as kernels",
-        "rungs 9 to 11",
-        "kernels/mla_kernels/triton_kernels",
+        "rung 10, by row",
+        "kernels/mla_kernels/triton_kernels/backend.py",
+        "tests/kernels/test_triton_attention.py",
+        "lessons/14_triton_on_sm120.ipynb",
     ),
     Rung(
         15,
         "CuPy",
         "the same attention as CUDA C++",
-        "rungs 9 to 11 and 14",
-        "kernels/mla_kernels/cuda_kernels",
+        "rung 10, by row",
+        "kernels/mla_kernels/cuda_kernels/backend.py",
+        "tests/kernels/test_cuda_backend.py",
+        "lessons/15_what_a_warp_does.ipynb",
     ),
 )
 
 
 def where(rung: Rung) -> Path | None:
-    """The rung's file on this machine, wherever the package is installed; None if not built."""
-    if not rung.built:
-        return None
-    module = rung.file.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    """The rung's file on this machine, wherever the package is installed; None if it is not."""
+    module = ".".join(Path(rung.file).with_suffix("").parts[1:])
     spec = importlib.util.find_spec(module)
     return Path(spec.origin) if spec and spec.origin else None
