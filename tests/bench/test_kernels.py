@@ -64,6 +64,24 @@ def test_own_kernels_and_a_peer_with_rates_and_ratios_by_hand() -> None:
     json.dumps(point.to_json(), allow_nan=False)
 
 
+class ByUnion(TorchBackend):
+    """The torch backend with a way for the rows of a request, as the CUDA backend has."""
+
+    def plan_union(
+        self, spec: Any, *, max_rows: int, max_requests: int, device: Any, request_rows: int
+    ) -> Any:
+        assert (max_rows, max_requests, request_rows) == (4, 1, 4)
+        return self.plan(spec, max_rows=max_rows, max_requests=max_requests, device=device)
+
+
+def test_a_way_for_the_rows_of_a_request_is_timed_on_the_verifier_workload_alone() -> None:
+    point = measure(as_adapter(ByUnion(1)), small_workload(), [], 10, 5, 40)
+    assert [line.name for line in point.lines] == ["decode", "decode by union", "extend"]
+    assert [line.seconds for line in point.lines] == [10e-6, 5e-6, 40e-6]
+    point = measure(as_adapter(ByUnion(1)), small_workload("disjoint"), [], 10, 40)
+    assert [line.name for line in point.lines] == ["decode", "extend"]
+
+
 def test_a_backend_with_a_wrong_result_gets_no_time() -> None:
     point = measure(Adapter(decode=off_by(0.1, 3)), small_workload())
     (line,) = point.lines

@@ -58,7 +58,18 @@ def test_without_cupy_the_reason_names_it(monkeypatch):
 
 @pytest.mark.parametrize(
     ("rows", "heads", "splits"),
-    [(4, 8, 16), (16, 8, 8), (64, 8, 2), (256, 8, 1), (4, 64, 16), (16, 64, 4), (64, 128, 1)],
+    [
+        (4, 8, 16),
+        (16, 8, 8),
+        (64, 8, 2),
+        (256, 8, 1),
+        (4, 64, 16),
+        (16, 64, 8),
+        (64, 64, 2),
+        (4, 128, 8),
+        (16, 128, 4),
+        (64, 128, 1),
+    ],
 )
 def test_the_splits_that_were_fastest_on_an_h200_are_planned(rows, heads, splits):
     assert plan_splits(rows, heads, 2048, multiprocessors=132) == splits
@@ -78,14 +89,22 @@ def test_queries_that_the_tensor_core_kernels_cannot_load_go_to_the_simple_one()
     assert not is_fast(torch.zeros(576, 8, 3, dtype=torch.bfloat16).permute(2, 1, 0), CACHE)
 
 
-def test_many_heads_go_to_the_wide_kernel():
-    assert [attention.fast_kind(heads) for heads in (1, 8, 24, 25, 128)] == [
-        "narrow",
-        "narrow",
-        "narrow",
-        "wide",
-        "wide",
-    ]
+@pytest.mark.parametrize(
+    ("rows", "heads", "kind"),
+    [
+        (256, 8, "narrow"),
+        (256, 24, "narrow"),
+        (256, 25, "wide"),
+        (256, 32, "wide"),
+        (256, 33, "wide64"),
+        (4, 64, "wide"),
+        (16, 64, "wide64"),
+        (4, 128, "wide"),
+        (8, 128, "wide64"),
+    ],
+)
+def test_heads_and_rows_of_a_plan_choose_the_kernel(rows, heads, kind):
+    assert attention.fast_kind(rows, heads) == kind
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,14 @@ from mla_kernels.audit.verdict import judge
 from mla_kernels.cuda_kernels import arguments, attention, cache_write, merge
 from mla_kernels.cuda_kernels.nvrtc import compile_cubin, find_library
 from mla_kernels.cuda_kernels.source import FOLDER, SHARED_LIMIT, read_source
+from mla_kernels.cuda_kernels.union import UNION
 
 KERNELS = (
     attention.NARROW,
     attention.WIDE,
+    attention.WIDE64,
     *attention.SIMPLE.values(),
+    UNION,
     merge.ALONE,
     cache_write.KERNEL,
 )
@@ -89,7 +92,9 @@ def test_B086_no_kernel_asks_for_more_shared_memory_than_sm120_has():
     assert max(kernel.shared_bytes for kernel in KERNELS) <= SHARED_LIMIT == 101_376
 
 
-@pytest.mark.parametrize("kernel", [attention.NARROW, attention.WIDE], ids=lambda k: k.name)
+@pytest.mark.parametrize(
+    "kernel", [*attention.FAST.values(), UNION], ids=lambda kernel: kernel.name
+)
 def test_a_launch_asks_for_the_shared_memory_that_the_source_states(kernel):
     stated = re.search(r"sizeof\(Shared\) == (\d+)", read_source(kernel.file))[1]
     assert int(stated) == kernel.shared_bytes

@@ -29,6 +29,17 @@ class Call(ctypes.Structure):
     )
 
 
+class UnionCall(ctypes.Structure):
+    """struct UnionCall of decode_union.cu."""
+
+    _fields_ = (
+        ("call", Call),
+        ("starts", _P),
+        *_fields(_I, "request_rows row_shift row_parts parts"),
+        ("last_hash", ctypes.c_uint),
+    )
+
+
 class Merge(ctypes.Structure):
     """struct Merge of merge.cu."""
 

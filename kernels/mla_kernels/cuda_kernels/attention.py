@@ -10,6 +10,8 @@ from mla_ref.numerics import AttentionResult
 
 NARROW = Kernel("decode.cu", "decode", threads=128, shared_bytes=94_048)
 WIDE = Kernel("decode_wide.cu", "decode_wide", threads=512, shared_bytes=91_352)
+WIDE64 = Kernel("decode_wide64.cu", "decode_wide64", threads=256, shared_bytes=101_280)
+FAST = {"narrow": NARROW, "wide": WIDE, "wide64": WIDE64}
 SIMPLE = {
     torch.uint8: Kernel("decode_simple.cu", "simple_fp8", threads=128),
     torch.bfloat16: Kernel("decode_simple.cu", "simple_bf16", threads=128),
@@ -17,9 +19,11 @@ SIMPLE = {
     torch.float32: Kernel("decode_simple.cu", "simple_fp32", threads=128),
 }
 # Heads of a block.
-BLOCK_HEADS = {"simple": 4, "narrow": 8, "wide": 32}
+BLOCK_HEADS = {"simple": 4, "narrow": 8, "wide": 32, "wide64": 64}
 # From so many heads on the wide kernel is the faster one, or as fast with few rows.
 WIDE_HEADS = 25
+# Above 32 heads, and from so many blocks of 64 heads on, the kernel for 64 is the faster one.
+WIDE64_BLOCKS = 16
 # Entries of a split at least: 4 warps with 2 tiles of 16 each.
 SPLIT_ENTRIES = 128
 MOST_SPLITS = 16
@@ -29,12 +33,12 @@ def plan_splits(rows: int, heads: int, topk: int, multiprocessors: int) -> int:
     """How many splits a decode step cuts each list into: one block a multiprocessor, or fewer.
 
     Measured on an H200 with 132 of them: 16, 8, 2 and 1 splits are best at 4, 16, 64 and 256 rows
-    of 8 heads, 16, 4, 1 and 1 of 64 heads; more blocks lose, since each split's part is written and
+    of 8 heads and of 64; more blocks lose, since each split's part is written and
     read again. It depends on what a plan knows, so a row has the same bits alone and in a full
     batch.
     """
     most = min(MOST_SPLITS, max(topk // SPLIT_ENTRIES, 1))
-    blocks = rows * -(-heads // BLOCK_HEADS[fast_kind(heads)])
+    blocks = rows * -(-heads // BLOCK_HEADS[fast_kind(rows, heads)])
     splits = 1
     while splits * 2 <= most and splits * 2 * blocks <= multiprocessors:
         splits *= 2
@@ -52,9 +56,12 @@ def is_fast(q: Tensor, kv_cache: Tensor) -> bool:
     )
 
 
-def fast_kind(heads: int) -> str:
-    """Which tensor-core kernel serves so many heads."""
-    return "wide" if heads >= WIDE_HEADS else "narrow"
+def fast_kind(rows: int, heads: int) -> str:
+    """Which tensor-core kernel serves a plan for so many rows and heads."""
+    if heads < WIDE_HEADS:
+        return "narrow"
+    whole = heads > BLOCK_HEADS["wide"] and rows * -(-heads // 64) >= WIDE64_BLOCKS
+    return "wide64" if whole else "wide"
 
 
 def launch_attention(
@@ -65,10 +72,30 @@ def launch_attention(
     sink: Tensor | None,
     softmax_scale: float,
     parts: AttentionResult,
+    max_rows: int,
 ) -> None:
-    """Attend into `parts`: `out` [splits, rows, heads, 512] and `lse` [splits, rows, heads]."""
+    """Attend into `parts`: `out` [splits, rows, heads, 512] and `lse` [splits, rows, heads].
+
+    The plan's `max_rows` choose the kernel, so that a row has the same bits in any batch.
+    """
+    call = make_call(q, kv_cache, indices, counts, sink, softmax_scale, parts)
+    kind = fast_kind(max_rows, call.heads) if is_fast(q, kv_cache) else "simple"
+    kernel = {**FAST, "simple": SIMPLE[kv_cache.dtype]}[kind]
+    kernel.launch(q.device, (call.rows * call.splits, -(-call.heads // BLOCK_HEADS[kind])), call)
+
+
+def make_call(
+    q: Tensor,
+    kv_cache: Tensor,
+    indices: Tensor,
+    counts: Tensor | None,
+    sink: Tensor | None,
+    softmax_scale: float,
+    parts: AttentionResult,
+) -> Call:
+    """What the kernels are handed."""
     splits, (rows, heads, _), topk = parts.out.shape[0], q.shape, indices.shape[1]
-    call = Call(
+    return Call(
         q=q.data_ptr(),
         cache=kv_cache.data_ptr(),
         indices=indices.data_ptr(),
@@ -101,9 +128,6 @@ def launch_attention(
         scale=softmax_scale,
         **sink_fields(sink),
     )
-    kind = fast_kind(heads) if is_fast(q, kv_cache) else "simple"
-    kernel = {"narrow": NARROW, "wide": WIDE, "simple": SIMPLE[kv_cache.dtype]}[kind]
-    kernel.launch(q.device, (rows * splits, -(-heads // BLOCK_HEADS[kind])), call)
 
 
 def require_readable(

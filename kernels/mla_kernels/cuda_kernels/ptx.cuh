@@ -82,6 +82,20 @@ __device__ __forceinline__ float log2_fast(float x) {
   return d;
 }
 
+// Two bfloat16 numbers times two others.
+__device__ __forceinline__ u32 multiply_bf16x2(u32 a, u32 b) {
+  u32 d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// The larger of each two unsigned 16-bit numbers.
+__device__ __forceinline__ u32 max_u16x2(u32 a, u32 b) {
+  u32 d;
+  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // Four bytes picked from the eight of {b, a}: nibble i of `pick` names byte i of the result.
 __device__ __forceinline__ u32 pick_bytes(u32 a, u32 b, u32 pick) {
   u32 d;

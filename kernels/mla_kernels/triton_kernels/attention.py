@@ -57,7 +57,7 @@ CONVERT = tl.constexpr("""{
 
 
 @triton.jit
-def _e4m3_to_float16(x):
+def e4m3_to_float16(x):
     """A cast that stays where it stands, because inline assembly that is not pure does.
 
     A plain cast would be moved by the compiler behind the changes of layout for the two products
@@ -159,6 +159,7 @@ def sparse_attention_kernel(
     last = tl.minimum(first + split_length, topk)
     if counts_ptr is not None:
         last = tl.minimum(last, tl.load(counts_ptr + row)).to(tl.int32)
+    capacity = capacity.to(tl.uint64)
 
     highest = tl.full([BH], float("-inf"), tl.float32)
     total = tl.zeros([BN, BH], tl.float32)  # summed over its tokens once, behind the loop
@@ -170,8 +171,8 @@ def sparse_attention_kernel(
         entry = start + tl.arange(0, BN)
         slot = tl.load(indices_ptr + row * indices_row + entry, mask=entry < last, other=-1)
         slot = slot.to(tl.int64)  # before the comparison: 2^40 + 17 is not slot 17
-        listed = (slot >= 0) & (slot < capacity)
-        slot = tl.where(listed, slot, 0).to(tl.int32)
+        listed = slot.to(tl.uint64, bitcast=True) < capacity  # -1 without a sign is beyond any
+        slot = tl.where(listed, slot, 0).to(tl.uint32)
         # 64 bits: slot 3,273,604 of 656 bytes lies beyond 2^31.
         page, place = (slot // PAGE_SIZE).to(tl.int64), (slot % PAGE_SIZE).to(tl.int64)
         at = page * page_stride + place * slot_stride
@@ -182,23 +183,23 @@ def sparse_attention_kernel(
         k3 = tl.load(latent_ptr + at[:, None] + (d + 3 * GROUP)[None, :], mask=some, other=0.0)
         rope_at = at
         if FP8:
-            rope_at = at // 2
+            rope_at = at >> 1
             if ALIGNED:
                 rope_at = tl.multiple_of(rope_at, 8)
         kr = tl.load(rope_ptr + rope_at[:, None] + d_rope[None, :], mask=some, other=0.0)
 
         if CAST_BY_ASM:
-            c0, c1 = _e4m3_to_float16(k0), _e4m3_to_float16(k1)
-            c2, c3 = _e4m3_to_float16(k2), _e4m3_to_float16(k3)
+            c0, c1 = e4m3_to_float16(k0), e4m3_to_float16(k1)
+            c2, c3 = e4m3_to_float16(k2), e4m3_to_float16(k3)
         else:
             c0, c1, c2, c3 = k0.to(DTYPE), k1.to(DTYPE), k2.to(DTYPE), k3.to(DTYPE)
         scores = tl.dot(c0, q0, input_precision="ieee")
         f0, f1, f2, f3 = 1.0, 1.0, 1.0, 1.0
         if FP8:
-            f0 = tl.load(scale_ptr + at // 4, mask=listed, other=0.0)
-            f1 = tl.load(scale_ptr + at // 4 + 1, mask=listed, other=0.0)
-            f2 = tl.load(scale_ptr + at // 4 + 2, mask=listed, other=0.0)
-            f3 = tl.load(scale_ptr + at // 4 + 3, mask=listed, other=0.0)
+            f0 = tl.load(scale_ptr + (at >> 2), mask=listed, other=0.0)
+            f1 = tl.load(scale_ptr + (at >> 2) + 1, mask=listed, other=0.0)
+            f2 = tl.load(scale_ptr + (at >> 2) + 2, mask=listed, other=0.0)
+            f3 = tl.load(scale_ptr + (at >> 2) + 3, mask=listed, other=0.0)
             scores = scores * f0[:, None]
             scores += tl.dot(c1, q1, input_precision="ieee") * f1[:, None]
             scores += tl.dot(c2, q2, input_precision="ieee") * f2[:, None]

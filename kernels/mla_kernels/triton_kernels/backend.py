@@ -1,8 +1,7 @@
-"""The backend "triton": a plan, and the two ways to run it, around the attention kernel."""
+"""Rung 14: the backend "triton", a plan, and two ways to run it, around the attention kernel."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 import triton
 from torch import Tensor
 
+from mla_kernels.kernel_hash import triton_hash
 from mla_kernels.kernel_plan import KernelPlan, new_partials
-from mla_kernels.source_hash import source_hash
 from mla_kernels.triton_kernels.cache_write import write_fp8_rows
 from mla_kernels.triton_kernels.configs import Config, choose, fitting
 from mla_kernels.triton_kernels.convert import positions_to_slots
@@ -106,15 +105,8 @@ class TritonBackend:
 
     @property
     def source_hash(self) -> str:
-        """Of the attention kernel and the merge, which a receipt's numbers belong to."""
-        folder = Path(__file__).parent
-        return "-".join(
-            source_hash(folder / f"{file}.py", name)
-            for file, name in (
-                ("attention", "sparse_attention_kernel"),
-                ("merge", "merge_kernel"),
-            )
-        )
+        """Of the kernels and of how they are cut: what a receipt's numbers belong to."""
+        return triton_hash()
 
     def configurations(self, spec: AttnSpec, device: torch.device) -> tuple[Config, ...]:
         """Every configuration that may serve the spec on this device, the preferred one first."""

@@ -5,12 +5,14 @@ without a GPU by the audit; `launches` says with which arguments.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton.language as tl
 
 from mla_kernels.audit import admitted
 from mla_kernels.triton_kernels.attention import sparse_attention_kernel
+from mla_kernels.triton_kernels.attention_wide import sparse_attention_wide_kernel
 from mla_kernels.triton_kernels.merge import BD, merge_kernel
 from mla_kernels.triton_kernels.signature import Compilation
 from mla_ref.backends import AttnSpec
@@ -22,6 +24,10 @@ POINTER = {
     torch.float8_e4m3fn: "*fp8e4nv",
 }
 TRITON = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+
+
+# Above it `attention_wide` takes over.
+MOST_HEADS_OF_ONE_TILE = 16
 
 
 @dataclass(frozen=True)
@@ -48,8 +54,11 @@ class Config:
         """Shared memory of a program to 2 %; the audit reads the compiler's number.
 
         Of FP8 rows a tile is held twice, as it was copied (640 bytes a token, without its scales)
-        and as float16; and weights once for each of the four groups. Beside it lie the queries.
+        and as float16; and weights once for each of the four groups, or 8 KB through which the
+        warps of `attention_wide` exchange. Beside it lie the queries.
         """
+        if self.heads > MOST_HEADS_OF_ONE_TILE:
+            return self.tokens * 1664 + 8192 + self.heads * 1152
         fp8 = cache_format == "fp8"
         token = 640 + 1024 + 8 * self.heads if fp8 else 1152 + 2 * self.heads
         return self.tokens * token + self.heads * 1152
@@ -81,13 +90,20 @@ TABLE = (
     Line("fp8", False, 8, 8, Config(32, 8, 4, 2)),
     Line("fp8", False, 8, ANY, Config(32, 8, 2, 2)),
     Line("fp8", False, 16, ANY, Config(32, 16, 2, 2)),
+    Line("fp8", False, 16, ANY, Config(32, 16, 4, 2)),
     Line("fp8", False, ANY, ANY, Config(32, 32, 4, 2)),
-    Line("fp8", False, ANY, ANY, Config(32, 16, 4, 2)),
+    Line("fp8", False, ANY, ANY, Config(16, 32, 4, 2)),
     Line("bf16", False, 8, ANY, Config(32, 8, 4, 2)),
     Line("bf16", False, ANY, ANY, Config(32, 16, 4, 2)),
     Line("fp8", True, ANY, ANY, Config(16, 16, 4, 1)),
     Line("bf16", True, ANY, ANY, Config(16, 16, 4, 1)),
 )
+
+
+def kernel_of(config: Config) -> Any:
+    """The kernel that a configuration is for: heads decide, see `attention_wide`."""
+    wide = config.heads > MOST_HEADS_OF_ONE_TILE
+    return sparse_attention_wide_kernel if wide else sparse_attention_kernel
 
 
 def operand_dtypes(
@@ -157,7 +173,7 @@ def attention_launch(
     q_dtype: torch.dtype = torch.bfloat16,
     *,
     final: bool = True,
-    page_size: int = 64,
+    page_size: int = 1,
 ) -> Compilation:
     """One specialisation of the attention kernel, as a served call launches it.
 
@@ -166,7 +182,7 @@ def attention_launch(
         cache_format: As in `AttnSpec`; a cache of numbers has the dtype of the queries.
         q_dtype: Of the queries.
         final: One split, which writes results in q's dtype; else partial results in float32.
-        page_size: Tokens of a page.
+        page_size: Tokens of a page; 1 where pages follow one another.
     """
     fp8 = cache_format == "fp8"
     cache_dtype = torch.float8_e4m3fn if fp8 else q_dtype
@@ -192,7 +208,7 @@ def attention_launch(
     strides = dict.fromkeys(STRIDES, "i32")
     return Compilation(
         name=f"attention/{cache_format}/{'final' if final else 'partial'}/{config}",
-        fn=sparse_attention_kernel,
+        fn=kernel_of(config),
         signature=pointers | numbers | strides,
         constexprs={"sink_ptr": None}
         | constants(config, cache_format, latent, rope, page_size=page_size),
@@ -222,9 +238,10 @@ def constants(
     aligned: bool = True,
 ) -> dict[str, object]:
     """The `tl.constexpr` arguments of the attention kernel."""
+    wide = kernel_of(config) is sparse_attention_wide_kernel
     return {
+        **({} if wide else {"FP8": cache_format == "fp8"}),
         "PAGE_SIZE": page_size,
-        "FP8": cache_format == "fp8",
         "DTYPE": TRITON[latent],
         "ROPE_DTYPE": TRITON[rope],
         "CAST_BY_ASM": latent == torch.float16 and cache_format == "fp8" and not interpreted,

@@ -5,8 +5,7 @@ import triton
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from mla_kernels.triton_kernels.attention import sparse_attention_kernel
-from mla_kernels.triton_kernels.configs import Config, constants, operand_dtypes
+from mla_kernels.triton_kernels.configs import Config, constants, kernel_of, operand_dtypes
 
 LATENT = 512
 SCALES_AT, ROPE_AT, ROW_BYTES = 512, 528, 656  # of an FP8 row
@@ -75,10 +74,14 @@ def launch_attention(
     latent, rope = operand_dtypes(cache_format, q.dtype, cache_dtype, interpreted=interpreted)
     numbers, scales, rotary = cache_views(kv_cache)
     tiles = triton.cdiv(triton.cdiv(topk, splits), config.tokens)
-    sparse_attention_kernel[(rows * triton.cdiv(heads, config.heads), splits)](
+    page_size, page_stride, slot_stride = kv_cache.shape[1], *kv_cache.stride()[:2]
+    if page_stride == page_size * slot_stride:
+        # Pages follow one another: pages of one slot need no division, and are the same memory.
+        page_size, page_stride = 1, slot_stride
+    kernel_of(config)[(rows * triton.cdiv(heads, config.heads), splits)](
         q, numbers, scales, rotary, indices, counts, sink, outs, lses,
         heads, topk, tiles * config.tokens, kv_cache.shape[0] * kv_cache.shape[1], softmax_scale,
-        *q.stride()[:2], *kv_cache.stride()[:2], indices.stride(0),
+        *q.stride()[:2], page_stride, slot_stride, indices.stride(0),
         0 if sink is None else sink.stride(0),
         *outs.stride()[:3], *lses.stride(),
         **constants(
@@ -86,7 +89,7 @@ def launch_attention(
             cache_format,
             latent,
             rope,
-            page_size=kv_cache.shape[1],
+            page_size=page_size,
             interpreted=interpreted,
             aligned=all(n % 16 == 0 for n in (kv_cache.data_ptr(), *kv_cache.stride()[:2])),
         ),

@@ -3,7 +3,8 @@
 At each point the backend's decode and extend stand beside every peer that runs here. A kernel that
 is wrong at the very shape gets no time (`kernel_check`), and neither does a peer. What decode gains
 over extend depends on how good the extend is; so decode in one split, the same kernel without
-splitting, is timed as well.
+splitting, is timed as well. On the verifier workload a backend that can read what the rows of a
+request list once for all of them (a method `plan_union`) is timed in this way too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,13 @@ import torch
 from mla_ref.bench.ceilings import Ceilings
 from mla_ref.bench.kernel_check import SAMPLE, KernelCheck, Read
 from mla_ref.bench.kernel_timer import KernelTimer
-from mla_ref.bench.kernel_workload import SOFTMAX_SCALE, KernelShape, KernelWorkload
+from mla_ref.bench.kernel_workload import (
+    ROWS_PER_REQUEST,
+    SOFTMAX_SCALE,
+    VERIFIER,
+    KernelShape,
+    KernelWorkload,
+)
 from mla_ref.bench.peers import Peer
 from mla_ref.bench.timer import Contender
 from mla_ref.bench.timing import NoTime, Timing
@@ -23,6 +30,7 @@ from mla_ref.numerics import AttentionResult, to_natural_lse
 from mla_ref.testing import Adapter
 
 DECODE, EXTEND, ONE_SPLIT = "decode", "extend", "decode in 1 split"
+UNION = "decode by union"
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,7 @@ class KernelLine:
     """One contender at one point.
 
     Attributes:
-        name: "decode", "extend", "decode in 1 split", or the peer's.
+        name: "decode", "extend", "decode in 1 split", "decode by union", or the peer's.
         own: Whether it is the backend's.
         outcome: Its time, or why there is none.
         how: In which of a peer's ways it was the fastest.
@@ -188,6 +196,8 @@ def _own(adapter: Adapter, workload: KernelWorkload, check: KernelCheck) -> Iter
         calls = [(kind, function)]
         if kind == DECODE and plan is not None and (one := at_one_split(plan)) is not None:
             calls.append((ONE_SPLIT, one.decode))
+        if kind == DECODE and plan is not None and (union := _by_union(adapter, workload)):
+            calls.append((UNION, union.decode))
         for name, call in calls:
             line = KernelLine(name, True, NoTime(name, refusal or ""))
             yield _Entry(line, None if refusal else _contender(name, call, workload, right))
@@ -215,6 +225,21 @@ def at_one_split(plan: Any) -> Any:
         return None
     first = AttentionResult(partials.out[:1], partials.lse[:1])
     return replace(plan, num_splits=1, partials=first)
+
+
+def _by_union(adapter: Adapter, workload: KernelWorkload) -> Any:
+    """A plan for the union of the lists of a request's rows; None where there is none to make."""
+    make = getattr(adapter.backend, "plan_union", None)
+    shape = workload.shape
+    if make is None or workload.name != VERIFIER or shape.cache_format != "fp8":
+        return None
+    return make(
+        shape.spec,
+        max_rows=shape.rows,
+        max_requests=shape.rows // ROWS_PER_REQUEST,
+        device=workload.q.device,
+        request_rows=ROWS_PER_REQUEST,
+    )
 
 
 def _contender(name: str, call: Any, workload: KernelWorkload, check: Any) -> Contender[Any]:

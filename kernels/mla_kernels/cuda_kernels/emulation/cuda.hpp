@@ -78,6 +78,20 @@ template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned by, 
     const int own = lane_of_self();
     return all[(own & (width - 1)) >= int(by) ? own - int(by) : own];
 }
+// Only one thread runs at a time. Before an atomic another may run: which comes first is drawn.
+template <class T, class Change> inline T atomic(T* at, Change change) {
+    emu::block->wait("an atomic", [] { return true; });
+    const T before = *at;
+    *at = change(before);
+    return before;
+}
+template <class T> inline T atomicAdd(T* at, T x) {
+    return atomic(at, [x](T y) { return T(y + x); });
+}
+template <class T> inline T atomicMax(T* at, T x) {
+    return atomic(at, [x](T y) { return y < x ? x : y; });
+}
+
 inline unsigned __ballot_sync(unsigned mask, int predicate) {
     const auto all = emu::block->meet(mask, predicate, "__ballot_sync");
     unsigned votes = 0;

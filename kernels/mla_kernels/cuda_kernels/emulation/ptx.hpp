@@ -32,6 +32,11 @@ inline float flushed(float x) { return std::fpclassify(x) == FP_SUBNORMAL ? 0.0f
 inline float exp2_fast(float x) { return flushed(std::exp2(flushed(x))); }
 inline float log2_fast(float x) { return std::log2(flushed(x)); }
 
+inline u32 multiply_bf16x2(u32 a, u32 b) {
+    return f32_to_bf16x2(bf16_to_f32(a & 0xFFFF) * bf16_to_f32(b & 0xFFFF), bf16_to_f32(a >> 16) * bf16_to_f32(b >> 16));
+}
+inline u32 max_u16x2(u32 a, u32 b) { return std::max(a & 0xFFFF, b & 0xFFFF) | std::max(a >> 16, b >> 16) << 16; }
+
 inline u32 pick_bytes(u32 a, u32 b, u32 pick) {
     const u64 both = u64(b) << 32 | a;
     u32 d = 0;

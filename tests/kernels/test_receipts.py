@@ -1,0 +1,73 @@
+"""Receipts belong to kernels as they were: a changed kernel, or another cut, makes them stale."""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mla_kernels import kernel_hash
+from mla_ref.bench import is_fresh, read_receipt
+
+ROOT = Path(__file__).parents[2]
+RECEIPTS = sorted((ROOT / "kernels" / "receipts").glob("*/*.json"))
+
+
+@pytest.mark.parametrize("path", RECEIPTS, ids=lambda path: path.stem)
+def test_every_receipt_reads_and_is_of_a_known_backend(path):
+    receipt = read_receipt(path)
+    assert receipt.backend in kernel_hash.KERNEL_HASHES
+    assert path.stem == f"{receipt.day}-{receipt.backend}"
+
+
+CHANGES = [
+    ("triton", "triton_kernels/attention.py", "tl.dot(", "tl.dot(0 + "),
+    ("triton", "triton_kernels/attention_wide.py", "tl.dot(", "tl.dot(0 + "),
+    ("triton", "triton_kernels/merge.py", "tl.load(", "tl.load(0 + "),
+    ("triton", "triton_kernels/configs.py", "Config(32, 8, 2, 2)", "Config(32, 8, 4, 2)"),
+    ("triton", "triton_kernels/split_plan.py", "tiles // 2", "tiles // 3"),
+    ("cupy", "cuda_kernels/decode.cu", "wait", "await"),
+    ("cupy", "cuda_kernels/rows.cuh", "return", "return 1 +"),
+    ("cupy", "cuda_kernels/attention.py", "def plan_splits(", "def plan_splits(*, more=1, "),
+]
+
+
+@pytest.mark.parametrize(("backend", "file", "old", "new"), CHANGES)
+def test_a_change_of_kernel_or_cut_makes_its_receipt_stale(
+    backend, file, old, new, tmp_path, monkeypatch
+):
+    shutil.copytree(kernel_hash.FOLDER, tmp_path / "mla_kernels")
+    hash_of = kernel_hash.KERNEL_HASHES[backend]
+    now = hash_of()
+    receipt = replace(read_receipt(RECEIPTS[0]), backend=backend, kernel_hash=now)
+    assert is_fresh(receipt, now)
+
+    monkeypatch.setattr(kernel_hash, "FOLDER", tmp_path / "mla_kernels")
+    path = tmp_path / "mla_kernels" / file
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
+    assert not is_fresh(receipt, hash_of())
+
+
+def test_a_comment_changes_no_hash(tmp_path, monkeypatch):
+    now = {name: hash_of() for name, hash_of in kernel_hash.KERNEL_HASHES.items()}
+    shutil.copytree(kernel_hash.FOLDER, tmp_path / "mla_kernels")
+    monkeypatch.setattr(kernel_hash, "FOLDER", tmp_path / "mla_kernels")
+    for file, comment in (("triton_kernels/attention.py", "#"), ("cuda_kernels/decode.cu", "//")):
+        path = tmp_path / "mla_kernels" / file
+        path.write_text(path.read_text("utf-8") + f"{comment} A comment.\n", "utf-8")
+    assert now == {name: hash_of() for name, hash_of in kernel_hash.KERNEL_HASHES.items()}
+
+
+def test_the_book_says_of_each_receipt_whether_it_is_fresh(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
+    import receipts_page
+
+    receipt = read_receipt(RECEIPTS[0])
+    monkeypatch.setitem(kernel_hash.KERNEL_HASHES, receipt.backend, lambda: receipt.kernel_hash)
+    assert "*Fresh:" in receipts_page.receipts(None)
+    monkeypatch.setitem(kernel_hash.KERNEL_HASHES, receipt.backend, lambda: "changed")
+    assert "**Stale**" in receipts_page.receipts(None)
+    sys.modules.pop("receipts_page")
