@@ -73,7 +73,7 @@ lessons: $(VENV)/.lessons $(VENV)/.smollm2-$(SMOLLM2) ## Open the lessons in Jup
 	@$(BIN)/python -m jupyterlab $(ARGS) lessons
 
 book: $(VENV)/.book $(VENV)/.smollm2-$(SMOLLM2) ## Build the book; every warning is an error.
-	@$(BIN)/python -m sphinx -n -W -T --keep-going -b html $(ARGS) book book/_build/html
+	@$(BIN)/python -m sphinx -n -W -T --keep-going -j $(WORKERS) -b html $(ARGS) book book/_build/html
 	@echo "Open book/_build/html/index.html"
 
 clean: ## Remove what was built, and the caches. Keeps .venv.

@@ -163,6 +163,7 @@ def _report(
         "versions": versions(),
         "chance": "none: decoding is greedy, and nothing else is drawn",
         "backend": backend.name,
+        "kernel_hash": getattr(backend, "source_hash", None),
         "device": str(device),
         "device_name": device_name(device),
         "scripts": [
