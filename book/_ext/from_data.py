@@ -17,7 +17,9 @@ import textwrap
 from pathlib import Path, PurePosixPath
 
 import api_reference
+import receipts_page
 import sm120_page
+import validation_page
 from page_table import table
 
 BLOCK = re.compile(r"^```\{from-data\} (\w+)(?: (\S+))?\n```$", re.MULTILINE)
@@ -60,17 +62,18 @@ def ladder_table(env) -> str:
 
     rows = [["", "rung", "what is new", "checked against"], ["--:", "---", "---", "---"]]
     for rung in RUNGS:
-        where = f"**{rung.name}**<br>" + ("*to come*" if not rung.built else links(env, rung))
-        proof = f"{rung.checked_against}<br>`{rung.test}`" if rung.built else rung.checked_against
+        where = f"**{rung.name}**<br>{links(env, rung)}"
+        proof = f"{rung.checked_against}<br>`{rung.test}`"
         rows.append([rung.number, where, rung.what_is_new, proof])
     return table(rows)
 
 
 def links(env, rung) -> str:
     """The reference of a rung's module and, if it is in this book, the rung's lesson."""
-    module = ".".join(Path(rung.file).with_suffix("").parts[1:])
-    found = [f"{{ref}}`code <{module}>`"]
-    if rung.lesson and (page := str(PurePosixPath(rung.lesson).with_suffix(""))) in env.found_docs:
+    folder, *parts = Path(rung.file).with_suffix("").parts
+    # The reference describes the library; kernels are read in their files.
+    found = [f"{{ref}}`code <{'.'.join(parts)}>`" if folder == "src" else f"`{rung.file}`"]
+    if (page := str(PurePosixPath(rung.lesson).with_suffix(""))) in env.found_docs:
         found.append(f"{{doc}}`lesson </{page}>`")
     return " · ".join(found)
 
@@ -179,7 +182,9 @@ FUNCTIONS = {
         reasons,
         command_line,
         reference,
+        *receipts_page.FUNCTIONS,
         *sm120_page.FUNCTIONS,
+        *validation_page.FUNCTIONS,
     )
 }
 

@@ -1,9 +1,8 @@
 """The tables and the figure of the page on SM120, made from the audit's data and the model."""
 
-import io
-import re
 from itertools import groupby
 
+from page_figure import inline
 from page_table import table
 
 ROWS, HEADS = (4, 16, 64, 256), (8, 64, 128)
@@ -49,15 +48,9 @@ def sm120_budget(env) -> str:
     if not kernels:
         return "*No kernel here takes 16 KiB.*"
     kernels = dict(sorted(kernels.items(), key=lambda item: -sum(item[1].values())))
-    buffer = io.StringIO()
-    with style.styled():
-        shared_memory_budget(kernels).savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :].replace("<svg ", '<svg style="width:100%;height:auto" ', 1)
     words = "Shared memory of a block of each kernel by use, against SM120's 101,376 bytes"
-    # A blank line would end the raw block of some parsers.
-    svg = re.sub(r"\n\s*\n", "\n", svg)
-    return f'```{{raw}} html\n<div role="img" aria-label="{words}">\n{svg.strip()}\n</div>\n```'
+    with style.styled():
+        return inline(shared_memory_budget(kernels), words)
 
 
 def roofline_errors(env) -> str:

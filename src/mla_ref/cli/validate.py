@@ -66,7 +66,7 @@ def validate(
         str | None, typer.Option(help="Where they run: cpu, cuda, cuda:N or auto. Default: cpu.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All configurations; minutes. Writes into --out.")
+        bool, typer.Option("--full", help="All configurations; rows: half an hour on a CPU. Writes into --out.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
