@@ -66,7 +66,8 @@ def validate(
         str | None, typer.Option(help="Where they run: cpu, cuda, cuda:N or auto. Default: cpu.")
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="All configurations; rows: half an hour on a CPU. Writes into --out.")
+        bool,
+        typer.Option("--full", help="All configurations: 10 to 40 minutes. Writes into --out."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
