@@ -53,8 +53,8 @@ def measure_ceilings(device: torch.device, *, repeats: int = 10) -> Ceilings:
     empty_s = seconds(lambda: word.add_(1), repeats)
     source = torch.zeros(copied // 8, dtype=torch.int64, device=device)
     target = torch.empty_like(source)
-    # By a kernel: captured in a graph, `copy_` goes to the copy engine, which is slower (2.8 TB/s on
-    # an H200, where kernels copy 4.2), and a yardstick that is too low flatters every kernel.
+    # By a kernel: captured in a graph, `copy_` goes to the copy engine, which is slower (2.8 TB/s
+    # on an H200, where kernels copy 4.2), and a yardstick that is too low flatters every kernel.
     copy_s = seconds(lambda: torch.neg(source, out=target), repeats)
     del source, target
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
