@@ -61,7 +61,8 @@ def on_kernels(number: int) -> Callable[[LayerActivations, SparseResult], Run]:
             replace(spec, q_dtype=torch.bfloat16), max_rows=new, max_requests=1, device=q.device
         ).decode(q.bfloat16(), cache, slots, softmax_scale=scale)
         error = compare(projected(view, served, dtype).out, expected.out).rel_l2
-        pieces = "one piece" if plan.num_splits == 1 else f"{plan.num_splits} pieces"
+        splits = getattr(plan, "num_splits", 1)
+        pieces = "one piece" if splits == 1 else f"{splits} pieces"
         note = f"{new} rows, decode in {pieces} and extend; bfloat16 queries move it by {error:.1e}"
         return Run(below, checks, seconds, note)
 

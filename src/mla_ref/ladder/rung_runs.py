@@ -103,24 +103,23 @@ def _absorbed(layer: LayerActivations, below: AttentionResult) -> Run:
     return on_pages(run, (view.q_nope, view.q_pe), (view.kv_rows,), below)
 
 
-RUNNERS: Mapping[int, Callable[..., Run]] = MappingProxyType(
-    {
-        1: _causal,
-        2: _vectorised,
-        3: _online,
-        4: _paged,
-        5: _expanded,
-        6: _absorbed,
-        7: fp8_cache,
-        8: lightning_indexer,
-        9: extend,
-        10: decode,
-        11: verifier,
-        12: speculative,
-        13: ranks,
-    }
-    | {number: on_kernels(number) for number in BACKENDS}
-)
+_RUNNERS: dict[int, Callable[..., Run]] = {
+    1: _causal,
+    2: _vectorised,
+    3: _online,
+    4: _paged,
+    5: _expanded,
+    6: _absorbed,
+    7: fp8_cache,
+    8: lightning_indexer,
+    9: extend,
+    10: decode,
+    11: verifier,
+    12: speculative,
+    13: ranks,
+    **{number: on_kernels(number) for number in BACKENDS},
+}
+RUNNERS: Mapping[int, Callable[..., Run]] = MappingProxyType(_RUNNERS)
 
 
 def gaps(layer: LayerActivations) -> dict[int, str]:
