@@ -42,11 +42,11 @@ def test_conformance_of_decode(case):
     case.check(as_adapter(CupyBackend()), device="cpu")
 
 
-# Few rows of few heads are not planned for it.
+# Few rows of few heads are not planned for it. One case of four: all of them take minutes.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
-    [case for case in cases("decode") if "fp8" in str(case) and not long(str(case))],
+    [case for case in cases("decode") if "fp8" in str(case) and not long(str(case))][::4],
     ids=str,
 )
 def test_conformance_of_the_kernel_for_64_heads(monkeypatch, case):

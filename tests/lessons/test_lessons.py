@@ -482,7 +482,9 @@ def run(name, tmp_path, monkeypatch, *, model):
 def check(name, printed, svgs, patterns):
     assert svgs == FIGURES[name]
     for pattern in patterns:
-        assert re.search(pattern, printed), f"{pattern!r} not in what the lesson printed"
+        assert re.search(pattern, printed), (
+            f"{pattern!r} not in what the lesson printed:\n{printed}"
+        )
     for exercise in EXERCISES.values():
         if exercise.id[:2] == name[:2]:
             assert f"{exercise.id}: not attempted yet" in printed
@@ -498,6 +500,10 @@ def test_a_lesson_runs_on_its_own_without_the_model(name, tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.model
+# The book ends with an error where a lesson does; what it prints is looked at without the model.
+@pytest.mark.skipif(
+    os.environ.get("MLA_REF_REQUIRE_BOOK") == "1", reason="the book has just run every lesson"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_on_its_own_with_the_model(name, tmp_path, monkeypatch):
     printed, svgs = run(name, tmp_path, monkeypatch, model=True)
