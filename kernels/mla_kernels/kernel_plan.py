@@ -3,6 +3,7 @@
 A backend's own plan says how its kernels are launched and which memory they can address.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ from mla_ref.numerics import AttentionResult
 
 
 @dataclass(frozen=True)
-class KernelPlan:
+class KernelPlan(ABC):
     """Buffers for the partial results of a decode step.
 
     Attributes:
@@ -85,6 +86,7 @@ class KernelPlan:
         self._attend(q, kv_cache, indices, counts, sink, softmax_scale, _as_one_split(result))
         return result
 
+    @abstractmethod
     def _attend(
         self,
         q: Tensor,
@@ -96,12 +98,12 @@ class KernelPlan:
         results: AttentionResult,
     ) -> None:
         """Launch attention into `results`, whose first dimension is the split."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _merge(self, parts: AttentionResult, result: AttentionResult, sink: Tensor | None) -> None:
         """Launch the merge of the splits."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _require_readable(
         self,
         q: Tensor,
@@ -111,11 +113,10 @@ class KernelPlan:
         sink: Tensor | None,
     ) -> None:
         """Raise where the kernels cannot address an input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _require_writable(self, out: Tensor) -> None:
         """Raise where the kernels cannot address the caller's output."""
-        raise NotImplementedError
 
     def _require(
         self,

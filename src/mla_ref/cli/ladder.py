@@ -118,7 +118,7 @@ def ladder(
         typer.echo(f"All {len(reports)} rungs agree, each with the one below it.")
         for why in dict.fromkeys(missing.values()):
             numbers = ", ".join(str(number) for number in missing if missing[number] == why)
-            typer.echo(f"Not climbed: {numbers}. Needed: {why}")
+            typer.echo(f"Not climbed: {numbers} ({why})")
 
 
 def _activations(

@@ -28,10 +28,10 @@ def kernel_gap(number: int, layer: LayerActivations) -> str:
     try:
         backend = find_backend(BACKENDS[number])
     except ImportError as error:
-        return str(error)
+        return str(error.__cause__ or error)
     spec = _spec(layer)
     if spec.q_dtype == torch.float64:
-        return "float32 or bfloat16, of which the kernels are made"
+        return "the kernels take float32 and bfloat16"
     return backend.supports(spec, torch.device("cpu")) or ""
 
 

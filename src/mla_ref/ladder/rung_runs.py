@@ -126,9 +126,9 @@ def gaps(layer: LayerActivations) -> dict[int, str]:
     """The rungs that a layer cannot climb on this machine, each with what is missing."""
     view = layer.latent[-1]
     if (view.w_uv.shape[-1], view.q_pe.shape[-1]) != (LATENT, ROPE):
-        return {n: f"cached rows of {LATENT} + {ROPE} numbers" for n in RUNNERS if n >= 7}
+        return {n: f"needs rows of {LATENT} + {ROPE} numbers" for n in RUNNERS if n >= 7}
     if layer.index is None:
-        return {n: "an indexer" for n in RUNNERS if n >= 8}
+        return {n: "needs an indexer" for n in RUNNERS if n >= 8}
     found = {number: kernel_gap(number, layer) for number in BACKENDS}
     return {number: reason for number, reason in found.items() if reason}
 

@@ -13,6 +13,7 @@ Both compute what such a kernel computes, one rounding at a time; they are slowe
 layer, not faster.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from mla_ref.checks import describe, require_float, require_size
 from mla_ref.numerics import compute_dtype
 
 
-class QuantisedLinear(nn.Module):
+class QuantisedLinear(nn.Module, ABC):
     """The product, the bias, and buffers that keep their dtypes. Inference only: no gradients.
 
     Attributes:
@@ -53,9 +54,9 @@ class QuantisedLinear(nn.Module):
         """Bytes of the layer's state: weight, scales and bias."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
+    @abstractmethod
     def dequantised_weight(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "out in"]:
         """The numbers that the weight stands for, in float32 or float64."""
-        raise NotImplementedError
 
     def activations(
         self, x: Float[Tensor, "*rows in"], dtype: torch.dtype
