@@ -23,7 +23,13 @@ from mla_ref.engine import Engine, Request, RequestState, generate, logits_rows
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_weights import SmolLM2Config
 from mla_ref.numerics import compare
-from mla_ref.speculative import Draft, NgramDrafter, SamplingParams, position_noise
+from mla_ref.speculative import (
+    Draft,
+    NgramDrafter,
+    SamplingParams,
+    position_noise,
+    rejection_sample,
+)
 
 PROMPT = prompt(6)  # 5 tokens
 TEXT = (*PROMPT, *plain_tokens("packed", PROMPT, MOST_NEW))
@@ -330,6 +336,24 @@ def test_B106_with_drafts_a_seeded_request_does_not_depend_on_its_neighbours() -
 
 
 @pytest.mark.thorough
+def test_a_backends_sampler_judges_sampled_requests_alone() -> None:
+    calls = []
+
+    def sampler(*arguments):
+        calls.append(arguments)
+        return rejection_sample(*arguments)
+
+    def run(sampling: SamplingParams, **more) -> tuple[int, ...]:
+        engine = Engine(small_model("gqa"), page_size=4, **more)
+        (state,) = engine.run([Request("r", prompt(2), 4, sampling)])
+        return tuple(state.output_ids)
+
+    sampled = SamplingParams(temperature=1.0, seed=3)
+    assert run(sampled, sampler=sampler) == run(sampled) and len(calls) == 4
+    run(SamplingParams(), sampler=sampler)
+    assert len(calls) == 4
+
+
 def test_sampled_requests_with_drafts_have_the_law_of_plain_sampling() -> None:
     """First two tokens of many requests, the second with a draft: counts against plain ones."""
 

@@ -10,10 +10,12 @@ from tests.kernels.twins import refuses_alike
 from tests.support import NothingReadBack
 
 from mla_kernels.triton_kernels import noise, sampler
+from mla_kernels.triton_kernels.backend import TritonBackend
 from mla_kernels.triton_kernels.noise import batch_noise
 from mla_kernels.triton_kernels.sampler import rejection_sample, sampler_workspace
 from mla_ref.speculative import position_noise
 from mla_ref.speculative import rejection_sample as twin
+from mla_ref.testing import cases
 
 NEVER, ALWAYS = 1.0, 1e-300
 ROWS = 9
@@ -45,6 +47,11 @@ def agrees(arguments):
     assert torch.equal(made.num_accepted, expected.num_accepted)
     assert torch.equal(made.token_ids, expected.token_ids)
     return made
+
+
+@pytest.mark.parametrize("case", cases("sampler"), ids=str)
+def test_conformance(case):
+    case.check(TritonBackend())
 
 
 @pytest.mark.parametrize("with_q", [False, True], ids=["one-hot", "sampled"])

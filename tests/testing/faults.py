@@ -8,6 +8,7 @@ import math
 import os
 import time
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from torch import Tensor
 from mla_ref.cache import unpack_fp8_rows, write_fp8_rows
 from mla_ref.indexer import index_scores, positions_to_slots, select_topk
 from mla_ref.numerics import AttentionResult, merge_many
+from mla_ref.speculative.rejection import race, rejection_sample
+from mla_ref.teaching.planted import (
+    rejection_sample_counting_all,
+    rejection_sample_residual_at_the_draft,
+)
 
 BLOCK = 16
 
@@ -307,6 +313,24 @@ def scores(q: Tensor, k: Tensor, weights: Tensor, fault: str = "") -> Tensor:
     return index_scores(q, k, weights)
 
 
+def sampler(*arguments: Any, fault: str = "") -> Any:
+    """Right without a fault."""
+    p, starts, drafts, q, uniform, exponential, most = arguments
+    if fault == "counts all":
+        return rejection_sample_counting_all(*arguments)
+    if fault == "at the draft":
+        return rejection_sample_residual_at_the_draft(*arguments)
+    if fault == "ids clamped":
+        drafts = drafts.clamp(0, p.shape[1] - 1)
+    tokens, kept = rejection_sample(p, starts, drafts, q, uniform, exponential, most)
+    if fault == "from p":
+        rows = race(p, exponential)
+        for r, (start, end) in enumerate(pairwise(starts.tolist())):
+            if end > start:
+                tokens[r, kept[r]] = rows[start + kept[r]]
+    return tokens, kept - 1 if fault == "one short" else kept
+
+
 RIGHT = {
     "decode": kernel,
     "extend": kernel,
@@ -315,6 +339,7 @@ RIGHT = {
     "convert": convert,
     "cache_write": cache_write,
     "index_scores": scores,
+    "sampler": sampler,
 }
 
 # Fault, the case that is meant for it, words that the report must hold.
@@ -395,6 +420,11 @@ FAULTS = (
     ("no ReLU", "index_scores/negative-weights", r"the ReLU is missing"),
     ("ReLU late", "index_scores/negative-weights", r"ReLU stands after the sum"),
     ("weights in bfloat16", "index_scores/heads-64", r"beyond the limit"),
+    ("from p", "sampler/hard", r"drawn from p, not from what q covers too little"),
+    ("at the draft", "sampler/hard", r"taken at the draft alone"),
+    ("counts all", "sampler/sampled", r"num_accepted\["),
+    ("one short", "sampler/chosen", r"num_accepted\["),
+    ("ids clamped", "sampler/ids", r"outside the vocabulary is none"),
 )
 
 

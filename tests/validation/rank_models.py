@@ -15,17 +15,18 @@ from torch import Tensor
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
 from mla_ref.speculative import Drafter, NgramDrafter
 
+CPU = torch.device("cpu")
 TOKENS = 8
 # 20 tokens, where top-k 6 leaves most keys out, and 8.
 PROMPTS = {"twenty": prompt(2), "eight": prompt(3)}
 
 
-def small() -> tuple[SparseSmolLM2, Drafter]:
+def small(device: torch.device = CPU) -> tuple[SparseSmolLM2, Drafter]:
     """A sparse model of two layers in float64, and prompt look-up, which keeps nothing."""
     return small_model("sparse"), NgramDrafter(3)
 
 
-def recording(directory: str) -> tuple[SparseSmolLM2, Drafter]:
+def recording(directory: str, device: torch.device) -> tuple[SparseSmolLM2, Drafter]:
     """The small model; each process leaves the hidden states of all its choices in a file."""
     model, ngram = small()
     model = copy(model)
@@ -41,7 +42,7 @@ def recording(directory: str) -> tuple[SparseSmolLM2, Drafter]:
     return model, ngram
 
 
-def gone() -> tuple[SparseSmolLM2, Drafter]:
+def gone(device: torch.device) -> tuple[SparseSmolLM2, Drafter]:
     """Rank 1 is gone without a word, as when the system kills it for memory; rank 0 waits."""
     if dist.get_rank() == 1:
         os._exit(3)

@@ -27,6 +27,7 @@ from mla_ref.models.smollm2_ranks import DCPSmolLM2
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
 from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.numerics import compare
+from mla_ref.platform import count_gpus
 from mla_ref.speculative import AcceptanceStats, NgramDrafter
 from mla_ref.speculative.mtp_drafter import MTPDrafter
 from mla_ref.validation import ranks
@@ -221,6 +222,8 @@ def test_bad_input_is_named() -> None:
         RankJob(small, PROMPTS, (), TOKENS, 3)
     with pytest.raises(ValueError, match="worlds"):
         RankJob(small, PROMPTS, (0,), TOKENS, 3)
+    with pytest.raises(ValueError, match="device"):
+        job(device="cuda:1")
     with pytest.raises(ValueError, match="not initialised"):
         DCPSmolLM2(model, rank=0, world=2)
     with pytest.raises(TypeError, match="sparse must be"):
@@ -317,7 +320,13 @@ def test_ranks_are_ended_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_processes_leave_this_environment_alone() -> None:
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & set(os.environ)
+
+
+@pytest.mark.skipif(count_gpus() > 1, reason="with two GPUs each rank has its own")
+def test_ranks_without_a_gpu_each_are_refused_before_a_process_starts() -> None:
+    with pytest.raises(ValueError, match="cuda:1"):
+        run_ranks(job(device="cuda"))
 
 
 @pytest.mark.model

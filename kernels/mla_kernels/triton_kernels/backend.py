@@ -17,6 +17,7 @@ from mla_kernels.triton_kernels.convert import positions_to_slots
 from mla_kernels.triton_kernels.index_scores import index_scores
 from mla_kernels.triton_kernels.launch import launch_attention, require_readable
 from mla_kernels.triton_kernels.merge import launch_merge, merge_many
+from mla_kernels.triton_kernels.sampler import rejection_sample
 from mla_kernels.triton_kernels.split_plan import plan_splits
 from mla_kernels.triton_kernels.topk import select_topk
 from mla_ref.backends import KINDS, AttnSpec
@@ -100,6 +101,7 @@ class TritonBackend:
                 "convert": positions_to_slots,
                 "index_scores": index_scores,
                 "topk": select_topk,
+                "sampler": rejection_sample,
             }
         )
 

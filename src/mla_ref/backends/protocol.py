@@ -33,7 +33,7 @@ CACHE_FORMATS = ("bf16", "fp8")
 # The two ways in which a plan runs. Partial results of splits are kept by decode alone.
 KINDS = ("decode", "extend")
 # The optional parts of a backend, each with the signature of its torch twin.
-PARTS = ("merge", "cache_write", "convert", "index_scores", "topk")
+PARTS = ("merge", "cache_write", "convert", "index_scores", "topk", "sampler")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ class Backend(Protocol):
 
         "merge" is `numerics.merge_many`, "cache_write" is `cache.write_fp8_rows`, "convert" is
         `indexer.positions_to_slots`, "index_scores" is `indexer.index_scores`, "topk" is
-        `indexer.select_topk`: the same arguments and results.
+        `indexer.select_topk`, "sampler" is `speculative.rejection_sample`: the same arguments and
+        results.
         """
 
     def supports(self, spec: AttnSpec, device: torch.device) -> str | None:

@@ -38,7 +38,7 @@ def check(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="decode, extend, merge, cache_write, convert, index_scores or topk. "
+            help="decode, extend, merge, cache_write, convert, index_scores, topk or sampler. "
             "Default: all that there is; a plain function is a decode."
         ),
     ] = None,

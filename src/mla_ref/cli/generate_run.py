@@ -26,7 +26,7 @@ from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.language_model import LanguageModel
 from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.platform import device_name
-from mla_ref.speculative import Drafter
+from mla_ref.speculative import Drafter, rejection_sample
 
 # Is shown each step of each request after it, and what that adds to the text, marked.
 Display = Callable[[Engine, Writing, str], None]
@@ -147,6 +147,7 @@ class Job:
 
     def _engine(self, requests: Sequence[Request], drafts: bool) -> Engine:
         options = self.options
+        backend_parts = find_backend(options.backend).parts if options.sparse else {}
         return Engine(
             self.model,
             drafter=self.drafter if drafts else None,
@@ -163,6 +164,7 @@ class Job:
             page_size=options.page_size,
             cache_dtype=self.cache_dtype,
             graphs=options.uses_graphs,
+            sampler=backend_parts.get("sampler", rejection_sample),
         )
 
 

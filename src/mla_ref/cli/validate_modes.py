@@ -18,8 +18,11 @@ from mla_ref.cli.validate_report import (
     prompt_ids,
     versions,
 )
+from mla_ref.platform import count_gpus, device_name, resolve_device
 
 if TYPE_CHECKING:
+    import torch
+
     from mla_ref.models.smollm2_sparse import SparseSmolLM2
     from mla_ref.speculative import Drafter
     from mla_ref.validation.modes import ModesFinding
@@ -44,13 +47,14 @@ def validate_modes(options: ValidateOptions) -> None:
     """Write the texts in every mode and on ranks, print, and leave with 1 if it does not hold."""
     import torch
 
+    from mla_ref.backends import find_backend
     from mla_ref.checks import require_choice, require_count
     from mla_ref.models.tokenizer import Tokenizer
     from mla_ref.validation import CACHES, DTYPES
     from mla_ref.validation.modes import compare_modes
     from mla_ref.validation.ranks import RankError, RankJob, compare_ranks
 
-    options.refuse("modes", ("rows", "shards", "backend", "device", "plot"))
+    options.refuse("modes", ("rows", "shards", "plot"))
     if not options.full:
         options.refuse("the short run, only for --full", ("out",))
     dtype = require_choice("--dtype", options.dtype or "fp32", tuple(DTYPES))
@@ -60,6 +64,10 @@ def validate_modes(options: ValidateOptions) -> None:
     if options.full and not folder.is_dir():
         raise FileNotFoundError(f"--out {folder}: there is no such folder")
     tokens, worlds = (FULL_TOKENS, FULL_WORLDS) if options.full else (TOKENS, WORLDS)
+    backend = find_backend(options.backend or "torch")
+    device = resolve_device(options.device or "cpu")
+    if device.type == "cuda":  # each rank has a GPU of its own
+        worlds = tuple(world for world in worlds if world <= count_gpus())
 
     with progress() as bar:
         task = bar.add_task("loading the model", total=None)
@@ -70,12 +78,14 @@ def validate_modes(options: ValidateOptions) -> None:
         found = prompt_ids(options, Tokenizer.from_gguf())
         prompts = _first(found, FULL_PROMPTS if options.full else PROMPTS)
         short = {name: ids[-SHORT_PROMPT:] for name, ids in _first(found, PROMPTS).items()}
-        on_ranks = partial(load, dtype, _topk(options, short, TOKENS, SHORT_TOPK), drafts)
+        keys = _topk(options, short, TOKENS, SHORT_TOPK)
+        on_ranks = partial(load, dtype, keys, drafts, backend.name)
         if options.full:
-            model, drafter = load(dtype, _topk(options, prompts, tokens, FULL_TOPK), drafts)
+            keys = _topk(options, prompts, tokens, FULL_TOPK)
+            model, drafter = load(dtype, keys, drafts, backend.name, device)
         else:
             prompts = short
-            model, drafter = on_ranks()
+            model, drafter = on_ranks(device)
         modes = compare_modes(
             model,
             drafter,
@@ -85,7 +95,7 @@ def validate_modes(options: ValidateOptions) -> None:
             cache_dtype=CACHES[cache],
             on_way=lambda way: tell(f"mode {way}"),
         )
-        job = RankJob(on_ranks, short, worlds, TOKENS, drafts, CACHES[cache])
+        job = RankJob(on_ranks, short, worlds, TOKENS, drafts, CACHES[cache], device=device.type)
         try:
             ranks = compare_ranks(job, timeout=TIMEOUT_S, on_way=tell)
         except RankError as error:
@@ -95,10 +105,15 @@ def validate_modes(options: ValidateOptions) -> None:
     keys = FULL_TOPK if options.full else SHORT_TOPK
     lists = f"{keys} keys a row (ranks: {SHORT_TOPK})" if options.sparse else "all keys"
     what = f"SmolLM2-135M, {dtype}, {cache} cache, {lists}, {drafts} MTP drafts a step"
+    what += f", {backend.name} kernels on {device_name(device) or 'a CPU'}"
     report = {
         "what": what,
         "command": command("modes", options),
         "versions": versions(),
+        "backend": backend.name,
+        "kernel_hash": getattr(backend, "source_hash", None),
+        "device": str(device),
+        "device_name": device_name(device),
         "threads": torch.get_num_threads(),
         "chance": "none: decoding is greedy, and nothing else is drawn",
         "passed": modes.status == ranks.status == "holds",
@@ -118,21 +133,26 @@ def validate_modes(options: ValidateOptions) -> None:
         raise typer.Exit(1)
 
 
-def load(dtype: str, topk: int, num_drafts: int) -> "tuple[SparseSmolLM2, Drafter]":
+def load(
+    dtype: str, topk: int, num_drafts: int, backend: str, device: "torch.device"
+) -> "tuple[SparseSmolLM2, Drafter]":
     """The model and its drafter: in this process and again in that of each rank.
 
     Args:
         dtype: "fp32" or "bf16".
         topk: Keys a row.
         num_drafts: Drafts a step.
+        backend: Whose kernels, by name.
+        device: Where they run.
     """
+    from mla_ref.backends import find_backend
     from mla_ref.engine import new_drafter
     from mla_ref.models.smollm2 import SmolLM2
     from mla_ref.models.smollm2_sparse import SparseSmolLM2
     from mla_ref.validation import DTYPES
 
-    dense = SmolLM2.from_gguf(attention="gqa", dtype=DTYPES[dtype])
-    model = SparseSmolLM2.trained(dense, topk=topk)
+    dense = SmolLM2.from_gguf(attention="gqa", dtype=DTYPES[dtype]).to(device)
+    model = SparseSmolLM2.trained(dense, topk=topk, backend=find_backend(backend))
     return model, new_drafter("mtp", model, num_drafts)
 
 

@@ -12,7 +12,7 @@ Greedy requests get the tokens that plain decoding would give them, sampled ones
 law; drafts, neighbours, chunks, padding and preemption change only when they come.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -27,7 +27,7 @@ from mla_ref.engine.request import Request, RequestState
 from mla_ref.engine.runner import Executed, Runner
 from mla_ref.engine.scheduler import Scheduler
 from mla_ref.models.language_model import LanguageModel
-from mla_ref.speculative import AcceptanceStats, Drafter
+from mla_ref.speculative import AcceptanceStats, Drafter, Verified, rejection_sample
 
 
 class Engine:
@@ -59,6 +59,7 @@ class Engine:
         per_request_routes: bool = False,
         pad_to: int = 1,
         graphs: bool = False,
+        sampler: Callable[..., Verified] = rejection_sample,
     ) -> None:
         """Make the cache and the buffers; no step makes any.
 
@@ -77,6 +78,7 @@ class Engine:
             per_request_routes: Route each request by itself, not the batch as one.
             pad_to: Pad steps to multiples of it, as for CUDA graphs.
             graphs: Record steps without a prompt and replay them, see `StepGraphs`.
+            sampler: Who judges the drafts of sampled requests, see `verify`.
 
         Raises:
             ValueError: Drafts are asked for and nobody proposes them, or a number is out of range.
@@ -109,6 +111,7 @@ class Engine:
             graphs=StepGraphs(model, cache, limits=limits, max_pages=most, page_size=page_size)
             if graphs
             else None,
+            sampler=sampler,
         )
         self.requests: dict[str, RequestState] = {}
         self.timeline: list[StepRecord] = []

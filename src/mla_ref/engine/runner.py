@@ -1,5 +1,6 @@
 """What a step computes: the model on all rows, the verifier on its logits, then the drafter."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -11,7 +12,7 @@ from mla_ref.engine.batch import Batch
 from mla_ref.engine.graphs import StepGraphs
 from mla_ref.engine.record import StopWatch
 from mla_ref.models.language_model import LanguageModel
-from mla_ref.speculative import Drafter, DraftRequest, verify
+from mla_ref.speculative import Drafter, DraftRequest, Verified, rejection_sample, verify
 
 
 class Executed(NamedTuple):
@@ -44,6 +45,7 @@ class Runner:
         draft_cache: The drafter's, with the same pages: one block table serves both.
         per_request: Whether each request is routed by itself.
         graphs: Recorded steps; None: every step is run.
+        sampler: Who judges the drafts of sampled requests.
     """
 
     def __init__(
@@ -56,9 +58,10 @@ class Runner:
         draft_cache: Any,
         per_request: bool,
         graphs: StepGraphs | None = None,
+        sampler: Callable[..., Verified] = rejection_sample,
     ) -> None:
         """Hold them."""
-        self.graphs = graphs
+        self.graphs, self.sampler = graphs, sampler
         self.model, self.cache, self.per_request = model, cache, per_request
         self.drafter, self.num_drafts, self.draft_cache = drafter, num_drafts, draft_cache
 
@@ -90,6 +93,7 @@ class Runner:
             # The noise of a token belongs to its place in the output, so that no draft, no
             # neighbour and no preemption makes a request's chance another (vllm#51226).
             [len(item.state.output_ids) for item in choosing],
+            sampler=self.sampler,
         )
         found = zip(*verified, strict=True)
         pairs = [next(found) if item.samples else ([], 0) for item in batch.items]

@@ -1,6 +1,6 @@
 """One step of the verifier as an engine calls it: logits and lists in, new tokens out."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from mla_ref.speculative.sampling import (
     require_vocabulary,
     target_probs,
 )
+from mla_ref.speculative.walk import Verified
 
 
 class NewTokens(NamedTuple):
@@ -40,6 +41,7 @@ def verify(
     draft_probs: Float[Tensor, "rows vocab"] | None = None,
     *,
     validate: bool = True,
+    sampler: Callable[..., Verified] = rejection_sample,
 ) -> NewTokens:
     """Judge the drafts of each request and draw one token more; without drafts, plain sampling.
 
@@ -57,6 +59,8 @@ def verify(
         draft_probs: As in `rejection_sample`, on the rows of logits; a draft that was chosen among
             others that were sampled has a one-hot row. None: all were chosen.
         validate: As in `target_probs`.
+        sampler: Who judges, where not all are greedy: `rejection_sample`, or a backend's part
+            "sampler".
 
     Raises:
         ValueError: A list or tensor has another length, a draft lies outside the vocabulary, or a
@@ -93,7 +97,7 @@ def verify(
     for row, (p, position) in enumerate(zip(row_params, row_positions, strict=True)):
         if not p.is_greedy:
             uniform[row], exponential[row] = position_noise(p.seed, position, vocab)
-    verified = rejection_sample(
+    verified = sampler(
         target_probs(logits, row_params, validate=False),
         torch.tensor([0, *accumulate(counts)], device=logits.device),
         torch.tensor([x for drafts in draft_ids for x in (*drafts, -1)], device=logits.device),

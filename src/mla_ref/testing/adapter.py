@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Adapter:
-    """What is under test. At least one of the seven functions, or a backend.
+    """What is under test. At least one of the eight functions, or a backend.
 
     Attributes:
         decode: `f(q, kv_cache, indices, counts=None, *, softmax_scale, sink=None, out=None,
@@ -71,6 +71,7 @@ class Adapter:
         convert: As `mla_ref.indexer.positions_to_slots`.
         index_scores: As `mla_ref.indexer.index_scores`.
         topk: As `mla_ref.indexer.select_topk`.
+        sampler: As `mla_ref.speculative.rejection_sample`.
         backend: Makes a plan for each case; its plan's decode and extend are then used.
         limits: What the kernel is not made for.
         lse_base: "e" or "2".
@@ -87,6 +88,7 @@ class Adapter:
     convert: Callable[..., Any] | None = None
     index_scores: Callable[..., Any] | None = None
     topk: Callable[..., Any] | None = None
+    sampler: Callable[..., Any] | None = None
     backend: Backend | None = None
     limits: Limits = field(default_factory=Limits)
     lse_base: str = "e"

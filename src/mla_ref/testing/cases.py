@@ -20,7 +20,7 @@ def cases(kind: str) -> tuple[Case, ...]:
 
     Args:
         kind: "decode" or "extend", or an optional part: "merge", "cache_write", "convert",
-            "index_scores", "topk".
+            "index_scores", "topk", "sampler".
     """
     require_choice("kind", kind, KINDS)
     return part_cases(kind) if kind in TABLES else attention_cases(kind)

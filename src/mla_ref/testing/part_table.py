@@ -1,4 +1,4 @@
-"""The table of cases for the optional parts: merge, cache write, convert, index scores, top-k."""
+"""The table of cases for the optional parts, merge to sampler."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from mla_ref.testing.case import Case
 from mla_ref.testing.convert_case import ConvertCase
 from mla_ref.testing.index_scores_case import IndexScoresCase
 from mla_ref.testing.merge_case import MergeCase
+from mla_ref.testing.sampler_case import SamplerCase
 from mla_ref.testing.topk_case import TopkCase
 
 Line = tuple[str, str, dict[str, Any]]
@@ -77,12 +78,34 @@ TOPK: tuple[Line, ...] = (
     ("keys-4096", "2,048 of 4,096 keys with ties", {"s_kv": 4096, "k": 2048, "scores": "ties"}),
     ("k-1", "k is 1", {"k": 1}),
 )  # fmt: skip
+SAMPLER: tuple[Line, ...] = (
+    ("chosen", "drafts that were chosen: kept with probability p(x)", {}),
+    ("sampled", "drafts that were sampled: kept with probability p(x) / q(x)", {"sampled": True}),
+    ("all-kept", "all drafts stand, and a bonus token comes after them",
+     {"sampled": True, "uniform": 1e-300}),
+    ("hard", "drafts stand only where p(x) >= q(x); else the residual max(p - q, 0) is drawn from",
+     {"sampled": True, "uniform": 1.0, "lens": (4, 4, 4, 4)}),
+    ("no-drafts", "plain sampling: one row a request", {"lens": (1, 1, 1)}),
+    ("vocab-1", "one token", {"vocab": 1}),
+    ("vocab-5000", "a vocabulary of several blocks", {"vocab": 5000, "sampled": True}),
+    ("p-wrong", "NaN, inf and negative numbers in p count as 0", {"wrong": "p"}),
+    ("q-wrong", "a q that is no law rejects its draft and p is drawn from",
+     {"wrong": "q", "sampled": True}),
+    ("equal", "q is p but for rounding: a rejected draft leaves nothing, so p is drawn from",
+     {"wrong": "equal", "sampled": True, "uniform": 1.0}),
+    ("ties", "among equal quotients the lower token wins", {"wrong": "ties"}),
+    ("ids", "a draft outside the vocabulary is none", {"wrong": "ids", "uniform": 1e-300}),
+    ("padding", "rows behind the last request, and requests without rows",
+     {"lens": (0, 2, 0, 0), "padding": 9}),
+    ("requests-0", "no request", {"lens": ()}),
+)  # fmt: skip
 TABLES: dict[str, tuple[type[Case], tuple[Line, ...]]] = {
     "merge": (MergeCase, MERGE),
     "cache_write": (CacheWriteCase, WRITE),
     "convert": (ConvertCase, CONVERT),
     "index_scores": (IndexScoresCase, SCORES),
     "topk": (TopkCase, TOPK),
+    "sampler": (SamplerCase, SAMPLER),
 }
 
 

@@ -1,8 +1,9 @@
 """Context parallelism in earnest: greedy texts by several processes that share one cache.
 
 Each process is a rank with the whole model and a world-th of the cached rows and index keys. All
-run the same engine; only attention and top-k are exchanged, over gloo. So every rank must write
-the same text, and that of one process, or a near tie must explain the first difference.
+run the same engine; only attention and top-k are exchanged, over gloo on a CPU and over NCCL where
+each rank has a GPU of its own. So every rank must write the same text, and that of one process, or
+a near tie must explain the first difference.
 """
 
 import datetime
@@ -20,18 +21,20 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from mla_ref.checks import require_count
+from mla_ref.checks import require_choice, require_count
 from mla_ref.models.smollm2_ranks import DCPSmolLM2
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
+from mla_ref.platform import resolve_device
+from mla_ref.platform.stream import current_device
 from mla_ref.speculative import Drafter
 from mla_ref.validation.modes_acceptance import Acceptance
 from mla_ref.validation.modes_texts import PAGE_SIZE, Departure, Texts, departures, write_texts
 from mla_ref.validation.verdict import FAILS, HOLDS
 
 ONE_PROCESS = "one process"
-Prepare = Callable[[], tuple[SparseSmolLM2, Drafter]]
-"""Makes the model and its drafter in each process: a function that can be imported, or a partial of
-one. The drafter keeps nothing from run to run, since not every rank is in every run."""
+Prepare = Callable[[torch.device], tuple[SparseSmolLM2, Drafter]]
+"""Makes the model and its drafter on a process's device: a function that can be imported, or a
+partial of one. The drafter keeps nothing from run to run, since not every rank is in every run."""
 
 
 class RankError(Exception):
@@ -50,6 +53,7 @@ class RankJob:
         num_drafts: Drafts a step.
         cache_dtype: What the cache stores; None: the model's choice.
         page_size: Tokens of a page of one rank.
+        device: "cpu", or "cuda": rank r has the r-th GPU.
     """
 
     prepare: Prepare
@@ -59,14 +63,24 @@ class RankJob:
     num_drafts: int
     cache_dtype: torch.dtype | None = None
     page_size: int = PAGE_SIZE
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         """Raise a ValueError that names the field."""
+        require_choice("device", self.device, ("cpu", "cuda"))
         if not self.worlds:
             raise ValueError("worlds must hold a number of ranks at least, got none")
         for world in self.worlds:
             require_count("worlds", world, at_least=1)
         require_count("num_drafts", self.num_drafts, at_least=1)
+
+    def device_of(self, rank: int) -> torch.device:
+        """Where a rank computes.
+
+        Raises:
+            ValueError: It has no GPU.
+        """
+        return resolve_device("cpu" if self.device == "cpu" else f"cuda:{rank}")
 
 
 def run_ranks(job: RankJob, *, timeout: float = 600.0) -> dict[int, list[Texts]]:
@@ -81,8 +95,10 @@ def run_ranks(job: RankJob, *, timeout: float = 600.0) -> dict[int, list[Texts]]
 
     Raises:
         RankError: A process failed, was killed or was not done in time. None is left behind.
+        ValueError: There are fewer GPUs than ranks.
     """
     processes = max(job.worlds)
+    job.device_of(processes - 1)
     with TemporaryDirectory() as directory:
         context = start_processes(
             _run_process,
@@ -118,35 +134,37 @@ def _run_process(process: int, job: RankJob, directory: str, processes: int, lim
     torch.set_num_threads(1)
     # Of all networks only the machine itself, whatever its name resolves to.
     if loopback := {"linux": "lo", "darwin": "lo0"}.get(sys.platform):
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback
-    # A file to meet at: a port that is free when it is looked for may be taken when it is used.
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/rendezvous",
-        rank=process,
-        world_size=processes,
-        timeout=datetime.timedelta(seconds=limit),
-    )
-    # Every process must take part in making every group, also those that it is not in.
-    groups = {world: dist.new_group(list(range(world))) for world in job.worlds}
-    sparse, drafter = job.prepare()
-    for world, group in groups.items():
-        if process >= world:
-            continue
-        texts = write_texts(
-            f"DCP {world}",
-            DCPSmolLM2(sparse, rank=process, world=world, group=group),
-            job.prompts,
-            tokens=job.tokens,
-            drafter=drafter,
-            num_drafts=job.num_drafts,
-            cache_dtype=job.cache_dtype,
-            page_size=job.page_size * world,
+        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = loopback
+    device = job.device_of(process)
+    with current_device(device):  # NCCL sends from the current GPU
+        # A file to meet at: a port that is free when it is looked for may be taken when it is used.
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"file://{directory}/rendezvous",
+            rank=process,
+            world_size=processes,
+            timeout=datetime.timedelta(seconds=limit),
         )
-        _file(directory, world, process).write_text(json.dumps(texts.to_json()))
-    # Who is in no large world is done early; to leave then would break the others' connections.
-    dist.barrier()
-    dist.destroy_process_group()
+        # Every process must take part in making every group, also those that it is not in.
+        groups = {world: dist.new_group(list(range(world))) for world in job.worlds}
+        sparse, drafter = job.prepare(device)
+        for world, group in groups.items():
+            if process >= world:
+                continue
+            texts = write_texts(
+                f"DCP {world}",
+                DCPSmolLM2(sparse, rank=process, world=world, group=group),
+                job.prompts,
+                tokens=job.tokens,
+                drafter=drafter,
+                num_drafts=job.num_drafts,
+                cache_dtype=job.cache_dtype,
+                page_size=job.page_size * world,
+            )
+            _file(directory, world, process).write_text(json.dumps(texts.to_json()))
+        # Who is in no large world is done early; to leave then would break the others' connections.
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def _file(directory: str, world: int, rank: int) -> Path:
@@ -224,7 +242,7 @@ def compare_ranks(
     """
     tell = on_way or (lambda name: None)
     tell(ONE_PROCESS)
-    model, drafter = job.prepare()
+    model, drafter = job.prepare(job.device_of(0))
     alone = write_texts(
         ONE_PROCESS,
         model,
