@@ -63,7 +63,8 @@ def validate_modes(options: ValidateOptions) -> None:
     folder = OUT if options.out is None else options.out
     if options.full and not folder.is_dir():
         raise FileNotFoundError(f"--out {folder}: there is no such folder")
-    tokens, worlds = (FULL_TOKENS, FULL_WORLDS) if options.full else (TOKENS, WORLDS)
+    tokens = FULL_TOKENS if options.full else TOKENS
+    worlds: tuple[int, ...] = FULL_WORLDS if options.full else WORLDS
     backend = find_backend(options.backend or "torch")
     device = resolve_device(options.device or "cpu")
     if device.type == "cuda":  # each rank has a GPU of its own

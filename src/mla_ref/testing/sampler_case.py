@@ -91,8 +91,8 @@ class SamplerCase(Case):
 
     def _walk(self, rest: Weights) -> Verified:
         made = self.build()
-        names = ("target_probs", "draft_probs", "exponential")
-        p, q, e = (None if (x := made[name]) is None else x.tolist() for name in names)
+        p, e = made["target_probs"].tolist(), made["exponential"].tolist()
+        q = made["draft_probs"].tolist() if self.sampled else None
         drafts, uniform = made["draft_ids"].tolist(), made["uniform"].tolist()
         tokens = torch.full((len(self.lens), made["max_drafts"] + 1), -1)
         kept = torch.zeros(len(self.lens), dtype=torch.int64)

@@ -1,0 +1,63 @@
+"""The model held against a receipt: one time of a kernel calibrates it, the others test it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mla_ref.bench import Receipt, read_receipt
+from mla_ref.bench.kernel_workload import KernelShape
+from mla_ref.bench.roofline_devices import H200
+from mla_ref.bench.roofline_kernels import predict
+from mla_ref.bench.roofline_receipts import BUILT, design_of, hold
+
+FOLDER = Path(__file__).parents[2] / "kernels" / "receipts" / "nvidia-h200"
+RECEIPTS = [read_receipt(path) for path in sorted(FOLDER.glob("*.json"))]
+
+
+@pytest.fixture(params=RECEIPTS, ids=lambda receipt: receipt.backend)
+def receipt(request: pytest.FixtureRequest) -> Receipt:
+    """Each in the repository."""
+    found = request.param
+    assert isinstance(found, Receipt)
+    return found
+
+
+def test_one_time_of_each_number_of_heads_calibrates_and_comes_out(receipt: Receipt) -> None:
+    held = list(hold(receipt, H200))
+    assert len(held) == sum(x.own and x.contender == "decode" for x in receipt.lines)
+    own = [h for h in held if h.calibrates]
+    assert sorted(h.line.heads for h in own) == [8, 64, 128]
+    assert all(h.line.workload == "disjoint" and abs(h.error) < 1e-3 for h in own)
+
+
+def test_the_other_times_are_near(receipt: Receipt) -> None:
+    """Within what the page says of the model."""
+    errors = [h.error for h in hold(receipt, H200) if not h.calibrates]
+    assert max(map(abs, errors)) < 0.35 and max(map(abs, errors)) > 0.01
+
+
+def test_a_receipt_twice_as_slow_gives_half_the_share_or_less(receipt: Receipt) -> None:
+    lines = tuple(
+        replace(x, median_us=2 * x.median_us) if x.median_us else x for x in receipt.lines
+    )
+    slow = design_of(replace(receipt, lines=lines), 64, H200).tensor_share.value
+    assert 0.4 < slow / design_of(receipt, 64, H200).tensor_share.value < 0.5
+
+
+def test_more_heads_than_a_block_takes_gather_again(receipt: Receipt) -> None:
+    """128 heads are several blocks; the table holds them in order, the last one without limit."""
+    design = design_of(receipt, 128, H200)
+    assert predict(KernelShape(4, 128), H200, design).gathered_bytes == (
+        4 * 2048 * 656 * (128 // design.heads_per_block)
+    )
+    for built in BUILT.values():
+        mosts = [most for most, *_ in built]
+        assert mosts == sorted(mosts) and mosts[-1] == 128
+
+
+def test_what_it_cannot_hold_is_refused(receipt: Receipt) -> None:
+    with pytest.raises(ValueError, match=r"receipt.backend must be one of triton, cupy"):
+        design_of(replace(receipt, backend="torch"), 8, H200)
+    with pytest.raises(ValueError, match="a time of decode with 9 heads"):
+        design_of(receipt, 9, H200)
