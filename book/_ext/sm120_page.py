@@ -88,6 +88,43 @@ def roofline_predictions(env) -> str:
     return table(rows) + "\n\nMicroseconds; FP8 rows, top-k 2,048 of 262,144 slots, disjoint lists."
 
 
+def roofline_kernels(env) -> str:
+    """The same of the kernels themselves, with the share of the rate that their receipts show."""
+    from receipts_page import FOLDER
+
+    from mla_ref.bench import read_receipt
+    from mla_ref.bench.kernel_workload import KernelShape
+    from mla_ref.bench.roofline_devices import DEVICES, H200
+    from mla_ref.bench.roofline_kernels import predict
+    from mla_ref.bench.roofline_receipts import design_of
+
+    newest = {}
+    for path in sorted(FOLDER.glob("nvidia-h200/*.json")):
+        receipt = read_receipt(path)
+        newest[receipt.backend] = receipt
+    cards = [card for card in DEVICES if not card.measured]
+    head = ["heads", "rows"]
+    for backend in newest:
+        head += [f"{backend}: H200, measured", *(f"**prediction**, {c.name}" for c in cards)]
+    rows = [head, ["--:"] * len(head)]
+    for heads in HEADS:
+        for count in ROWS:
+            cells = []
+            for receipt in newest.values():
+                time = next(
+                    line.median_us
+                    for line in receipt.lines
+                    if line.own
+                    and (line.contender, line.workload) == ("decode", "disjoint")
+                    and (line.heads, line.rows) == (heads, count)
+                )
+                design = design_of(receipt, heads, H200)
+                found = [predict(KernelShape(count, heads), card, design) for card in cards]
+                cells += [f"{time:.1f}", *(us(e.expected_s) for e in found)]
+            rows.append([heads, count, *cells])
+    return table(rows)
+
+
 def roofline_facts(env) -> str:
     """Where each number of each device comes from."""
     from mla_ref.bench.roofline_devices import DEVICES, Fact
@@ -131,5 +168,6 @@ FUNCTIONS = (
     sm120_budget,
     roofline_errors,
     roofline_predictions,
+    roofline_kernels,
     roofline_facts,
 )

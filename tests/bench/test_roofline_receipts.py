@@ -7,7 +7,7 @@ import pytest
 
 from mla_ref.bench import Receipt, read_receipt
 from mla_ref.bench.kernel_workload import KernelShape
-from mla_ref.bench.roofline_devices import H200
+from mla_ref.bench.roofline_devices import H200, RTX_5090, device_named
 from mla_ref.bench.roofline_kernels import predict
 from mla_ref.bench.roofline_receipts import BUILT, design_of, hold
 
@@ -43,6 +43,25 @@ def test_a_receipt_twice_as_slow_gives_half_the_share_or_less(receipt: Receipt) 
     )
     slow = design_of(replace(receipt, lines=lines), 64, H200).tensor_share.value
     assert 0.4 < slow / design_of(receipt, 64, H200).tensor_share.value < 0.5
+
+
+def test_designs_of_another_receipt_foretell_and_calibrate_nothing(receipt: Receipt) -> None:
+    designs = {heads: design_of(receipt, heads, H200) for heads in (8, 64, 128)}
+    there = [replace(x, median_us=x.median_us and 3 * x.median_us) for x in receipt.lines]
+    held = list(hold(replace(receipt, lines=tuple(there)), RTX_5090, designs))
+    assert held and not any(h.calibrates for h in held)
+    assert all(h.estimate.is_prediction for h in held)
+    first = next(h for h in held if h.line.heads == 8)
+    shape = KernelShape(first.line.rows, 8)
+    expected = predict(shape, RTX_5090, designs[8]).expected_s
+    assert first.error == pytest.approx(expected * 1e6 / (first.line.median_us or 0) - 1)
+
+
+def test_a_device_is_known_by_its_driver_s_name() -> None:
+    assert device_named("NVIDIA H200") is H200
+    assert device_named("NVIDIA GeForce RTX 5090") is RTX_5090
+    assert device_named("NVIDIA GeForce RTX 5090 D") is RTX_5090
+    assert device_named("NVIDIA GeForce RTX 50") is None
 
 
 def test_more_heads_than_a_block_takes_gather_again(receipt: Receipt) -> None:

@@ -100,3 +100,8 @@ RTX_5090 = Device(
 )
 
 DEVICES = (H200, RTX_PRO_6000, RTX_5090)
+
+
+def device_named(product: str) -> Device | None:
+    """The device of a product's name as its driver gives it, "NVIDIA GeForce RTX 5090"; or None."""
+    return next((device for device in DEVICES if f" {device.name} " in f" {product} "), None)

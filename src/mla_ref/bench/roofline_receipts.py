@@ -6,7 +6,7 @@ most rows, and all its other times are foretold. With the same share the model s
 of a device that nobody has measured.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mla_ref.bench.kernel_workload import DISJOINT, ROWS_PER_REQUEST, KernelShape
@@ -69,10 +69,21 @@ def design_of(receipt: Receipt, heads: int, device: Device) -> Design:
     return replace(free, tensor_share=Fact(share, words))
 
 
-def hold(receipt: Receipt, device: Device) -> Iterator[Held]:
-    """Every time of decode in a receipt beside the model's, by heads and rows."""
+def hold(
+    receipt: Receipt, device: Device, designs: Mapping[int, Design] | None = None
+) -> Iterator[Held]:
+    """Every time of decode in a receipt beside the model's, by heads and rows.
+
+    Args:
+        receipt: What was measured.
+        device: Where.
+        designs: By heads, from a receipt of another device: then nothing here calibrates, and the
+            errors are those of a prediction. None: from this receipt.
+    """
     own = [x for x in receipt.lines if x.own and x.contender == DECODE and x.median_us is not None]
-    designs = {heads: design_of(receipt, heads, device) for heads in sorted({x.heads for x in own})}
+    foretold = designs is not None
+    if designs is None:
+        designs = {heads: design_of(receipt, heads, device) for heads in {x.heads for x in own}}
     for line in sorted(own, key=lambda x: (x.workload, x.overlap, x.heads, x.rows)):
         disjoint = line.workload == DISJOINT
         estimate = predict(
@@ -82,7 +93,8 @@ def hold(receipt: Receipt, device: Device) -> Iterator[Held]:
             overlap=0.0 if disjoint else line.overlap,
             rows_per_request=1 if disjoint else ROWS_PER_REQUEST,
         )
-        yield Held(line, estimate, line is _most_rows(receipt, line.heads))
+        calibrates = not foretold and line is _most_rows(receipt, line.heads)
+        yield Held(line, estimate, calibrates)
 
 
 def _most_rows(receipt: Receipt, heads: int) -> ReceiptLine:
