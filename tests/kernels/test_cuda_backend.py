@@ -16,6 +16,7 @@ from mla_ref.backends import AttnSpec, find_backend
 CPU = torch.device("cpu")
 CACHE = torch.zeros(2, 64, 656, dtype=torch.uint8)
 INDICES = torch.zeros(3, 16, dtype=torch.int32)
+BEYOND_64_GIB = torch.empty(2**36 // (64 * 656) + 1, 64, 656, dtype=torch.uint8, device="meta")
 
 
 def test_the_backend_is_found_by_its_name_without_cupy():
@@ -115,6 +116,7 @@ def test_heads_and_rows_of_a_plan_choose_the_kernel(rows, heads, kind):
         (CACHE, INDICES.T, ValueError, "indices must have lists without gaps"),
         (torch.zeros(2, 64, 657, dtype=torch.uint8)[..., 1:], INDICES, ValueError, "16 bytes"),
         (torch.zeros(2, 656, 64, dtype=torch.uint8).mT, INDICES, ValueError, "rows without gaps"),
+        (BEYOND_64_GIB, INDICES, ValueError, "kv_cache must end within 68719476736 bytes"),
     ],
 )
 def test_B088_a_tensor_that_a_kernel_would_misread_is_refused(cache, indices, error, words):

@@ -13,9 +13,7 @@ from mla_kernels.cuda_kernels.source import FOLDER, SHARED_LIMIT, read_source
 from mla_kernels.cuda_kernels.union import UNION
 
 KERNELS = (
-    attention.NARROW,
-    attention.WIDE,
-    attention.WIDE64,
+    *attention.FAST.values(),
     *attention.SIMPLE.values(),
     UNION,
     merge.ALONE,

@@ -54,6 +54,17 @@ def test_conformance_of_the_kernel_for_64_heads(monkeypatch, case):
     case.check(as_adapter(CupyBackend()), device="cpu")
 
 
+# It is there to be read, so no plan chooses it. One case of three.
+@pytest.mark.parametrize(
+    "case",
+    [case for case in cases("decode") if "fp8" in str(case) and not long(str(case))][::3],
+    ids=str,
+)
+def test_conformance_of_the_readable_kernel_with_tensor_cores(monkeypatch, case):
+    monkeypatch.setattr(attention, "fast_kind", lambda rows, heads: "mma")
+    case.check(as_adapter(CupyBackend()), device="cpu")
+
+
 @pytest.mark.parametrize("topk", range(16, 128, 16))
 def test_the_kernel_for_64_heads_takes_any_number_of_tiles(monkeypatch, topk):
     monkeypatch.setattr(attention, "fast_kind", lambda rows, heads: "wide64")
@@ -95,7 +106,9 @@ def attend(heads):
     return plan.extend(q, cache, indices, softmax_scale=SCALE)
 
 
-@pytest.mark.parametrize(("kind", "heads"), [("narrow", 8), ("wide", 32), ("wide64", 70)])
+@pytest.mark.parametrize(
+    ("kind", "heads"), [("mma", 12), ("narrow", 8), ("wide", 32), ("wide64", 70)]
+)
 def test_no_result_depends_on_the_order_in_which_threads_run(monkeypatch, kind, heads):
     monkeypatch.setattr(attention, "fast_kind", lambda rows, heads: kind)
     q, cache, indices = problem(heads)
@@ -112,16 +125,42 @@ def test_no_result_depends_on_the_order_in_which_threads_run(monkeypatch, kind, 
     assert error < 4e-3 and (found[0].lse - wanted.lse).abs().max() < 1e-5
 
 
+# A weight times a scale must fit float16, and a scale may be any float32 number.
+@pytest.mark.parametrize("size", [1e-30, 1e20])
+@pytest.mark.parametrize("kind", attention.FAST)
+def test_scales_of_any_size_keep_their_precision(monkeypatch, kind, size):
+    monkeypatch.setattr(attention, "fast_kind", lambda rows, heads: kind)
+    q, cache, indices = problem(8)
+    cache.view(-1, 656)[1:, 512:528].view(torch.float32).mul_(size)
+    q[..., :512] /= size
+    spec = AttnSpec(8, topk=70, page_size=16)
+    plan = CupyBackend().plan(spec, max_rows=2, max_requests=2, device=CPU)
+    found = plan.extend(q, cache, indices, softmax_scale=SCALE, out_dtype=torch.float32)
+    wanted = sparse_extend(q.double(), cache, indices, None, softmax_scale=SCALE, kv_lora_rank=512)
+    assert (found.out.double() / size - wanted.out / size).norm() / (
+        wanted.out / size
+    ).norm() < 1e-3
+    assert (found.lse - wanted.lse).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize(
     ("kind", "old", "new"),
     [
         ("narrow", "wait_for_phase(", "if (false) wait_for_phase("),
         ("narrow", "  __syncthreads();\n  write_result", "  write_result"),
         ("narrow", "  __syncthreads();\n", ""),
+        ("mma", "span.end - i);\n    __syncthreads();", "span.end - i);"),
         ("wide64", "wait_for_phase(", "if (false) wait_for_phase("),
         ("wide64", "rose = __syncthreads_or(raised)", "rose = raised"),
     ],
-    ids=["no-wait", "no-barrier-at-the-end", "no-barrier-at-all", "64-no-wait", "64-no-barrier"],
+    ids=[
+        "no-wait",
+        "no-barrier-at-the-end",
+        "no-barrier-at-all",
+        "mma-no-barrier",
+        "64-no-wait",
+        "64-no-barrier",
+    ],
 )
 def test_a_missing_wait_and_a_missing_barrier_are_seen(monkeypatch, kind, old, new):
     monkeypatch.setattr(attention, "fast_kind", lambda rows, heads: kind)

@@ -8,10 +8,12 @@ from mla_kernels.cuda_kernels.launch import Kernel
 from mla_ref.checks import describe
 from mla_ref.numerics import AttentionResult
 
-NARROW = Kernel("decode.cu", "decode", threads=128, shared_bytes=94_048)
+NARROW = Kernel("decode.cu", "decode", threads=128, shared_bytes=93_536)
 WIDE = Kernel("decode_wide.cu", "decode_wide", threads=512, shared_bytes=91_352)
 WIDE64 = Kernel("decode_wide64.cu", "decode_wide64", threads=256, shared_bytes=101_280)
-FAST = {"narrow": NARROW, "wide": WIDE, "wide64": WIDE64}
+# The step from SIMPLE to NARROW, to be read: no plan chooses it.
+MMA = Kernel("decode_mma.cu", "decode_mma", threads=128, shared_bytes=25_344)
+FAST = {"narrow": NARROW, "wide": WIDE, "wide64": WIDE64, "mma": MMA}
 SIMPLE = {
     torch.uint8: Kernel("decode_simple.cu", "simple_fp8", threads=128),
     torch.bfloat16: Kernel("decode_simple.cu", "simple_bf16", threads=128),
@@ -19,11 +21,13 @@ SIMPLE = {
     torch.float32: Kernel("decode_simple.cu", "simple_fp32", threads=128),
 }
 # Heads of a block.
-BLOCK_HEADS = {"simple": 4, "narrow": 8, "wide": 32, "wide64": 64}
+BLOCK_HEADS = {"simple": 4, "mma": 8, "narrow": 8, "wide": 32, "wide64": 64}
 # From so many heads on the wide kernel is the faster one, or as fast with few rows.
 WIDE_HEADS = 25
 # Above 32 heads, and from so many blocks of 64 heads on, the kernel for 64 is the faster one.
 WIDE64_BLOCKS = 16
+# decode_wide64.cu counts pieces of 16 bytes in 32 bits.
+FP8_LIMIT = 2**36
 # Entries of a split at least: 4 warps with 2 tiles of 16 each.
 SPLIT_ENTRIES = 128
 MOST_SPLITS = 16
@@ -145,6 +149,11 @@ def require_readable(
         raise ValueError(
             "kv_cache must have rows without gaps, FP8 rows at multiples of 16 bytes, got the "
             f"strides {list(kv_cache.stride())}"
+        )
+    if packed and kv_cache.shape[0] * kv_cache.stride(0) > FP8_LIMIT:
+        raise ValueError(
+            f"kv_cache must end within {FP8_LIMIT} bytes if it holds FP8 rows, got "
+            f"{describe(kv_cache)} with the strides {list(kv_cache.stride())}"
         )
     for name, tensor in (("indices", indices), ("counts", counts)):
         if tensor is not None and tensor.dtype != torch.int32:

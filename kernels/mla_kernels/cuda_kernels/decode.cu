@@ -8,8 +8,8 @@
 //   list -> 16 slots -> 16 bulk copies -> [ring: 2 tiles of 16 rows a warp]  rows.cuh: copy_rows
 //   K   e4m3 -> fp16 in registers, exact, no scale                         rows.cuh: keys_operand
 //   S^T  = sum over the 4 groups of  scale[token, group] * (K Q^T of the group)   + rope in bf16
-//   P    4 sets of weights, one a group: 2^(score + log2 scale[token, group] - reference[group, head])
-//        in fp16, turned from [token, head] to [head, token] by movmatrix
+//   P    4 sets of weights, one a group: scale[token, group] * 2^(score - anchor[head]) in fp16, turned
+//        from [token, head] to [head, token] by movmatrix
 //   O^T += V^T P^T, V e4m3 -> fp16 in registers, no scale                  rows.cuh: values_operand
 //   end: the 4 warps' O^T meet in shared memory, where the rings were, and leave as one result
 //
@@ -17,34 +17,45 @@
 // and 2t + 1. Of O^T it holds heads 2t, 2t + 1 too, and in group G the 16 latent numbers from
 // 128 G + 16 token_of(g) on: number 4 w + b of them is tile 2 w + b / 2, row g + 8 (b % 2).
 //
-// Why a reference for each group. A weight times a scale must fit fp16, and a scale may be any fp32
-// number. Folding the scale into the exponent makes it a softmax of its own: the largest weight of
-// a group lies between 1 and 2^slack, so 11 bits of it are kept whatever the scales are. References
-// are lazy: they rise only when a weight would exceed 2^slack, so the 128 sums are seldom rescaled.
-// Scales are positive, as all writers make them; a subnormal one counts as 0.
+// Weights. A weight times a scale must fit fp16, and a scale may be any fp32 number. So the anchor is a
+// running maximum of score + log2(largest scale of the token), and p = 2^(score - anchor) may be any
+// number of fp32. It is lazy: it rises only when a weight would be 2^15 or more, and the largest is
+// then 2^8 again; the 128 sums that go with it are seldom rescaled. One power a score is enough for
+// the four groups; where a group's scales are 2^20 below another's, its part of the result has few
+// bits. A scale below 2^-100 counts as 2^-100 where the anchor is chosen; a token whose p is below
+// 2^-126 counts as 0.
 //
 // q is multiplied by a power of two a head, exact, so that its largest number lies in 16 .. 32: bf16
 // reaches 3e38 and fp16 ends at 65504. The factor is taken back in the score.
 //
-// Registers: 128 of O^T, 8 + 2 + 2 of references and sums, 32 of partial scores. One split gives the
+// Registers: 128 of O^T, 2 + 2 of anchors and sums, 32 of partial scores. One split gives the
 // final result (that is `extend`); of several each writes an fp32 part with its LSE for merge.cu.
 #include "rows.cuh"
 
 constexpr int warps = 4, stages = 2, block_heads = 8;
 constexpr int k_steps = (latent + rope) / 16;
 constexpr int out_stride = latent + 4;  // of a head in shared memory; 4 more keep banks apart
-constexpr float slack = 8.f;
+constexpr float target = 8.f;  // log2 of the largest weight after the anchor rose
+constexpr float smallest_log = -100.f;
+constexpr float largest_sum = 0x1p110f;  // of p; more makes the anchor rise, too
 
 struct Shared {
   unsigned char ring[warps][stages][tile_bytes];
   u64 arrived[warps][stages];  // barriers: the rows of a tile are there
   uint4 q[k_steps / 2][32];    // B of two steps as one lane needs it
   float q_factor[block_heads];
-  float top[warps][block_heads], sum[warps][block_heads], reference[warps][groups][block_heads];
+  float anchor[warps][block_heads], sum[warps][block_heads];
 };
 
 static_assert(block_heads * out_stride * 4 <= stages * tile_bytes, "O^T of a warp fits its ring");
-static_assert(sizeof(Shared) == 94048, "what attention.py asks for; SM120 gives 101,376");
+static_assert(sizeof(Shared) == 93536, "what attention.py asks for; SM120 gives 101,376");
+
+// Bring q to the L2 cache: 1,152 bytes a head, in nine lines of 128 bytes and part of a tenth.
+__device__ __forceinline__ void prefetch_q(const Call& call, int row, int head_0) {
+  const int head = head_0 + threadIdx.x / 16, line = threadIdx.x % 16 * 64;
+  const auto* q = static_cast<const unsigned short*>(call.q) + row * call.q_row + head * call.q_head;
+  if (head < call.heads && line < latent + rope) prefetch_to_l2(q + line);
+}
 
 // 16 threads a head, 32 latent numbers each: the head's largest number, then q in the order of the
 // operand. Eight numbers in a row of q are what lane (g, t) needs for two steps.
@@ -89,8 +100,7 @@ __device__ void store_q(Shared& shared, const Call& call, int row, int head_0) {
 // The running state of a warp: O^T and, for the lane's heads 2t and 2t + 1, what it is relative to.
 struct State {
   float out[groups][8][4];
-  float reference[groups][2];
-  float top[2], sum[2];
+  float anchor[2], sum[2];
 };
 
 // scores[i] of (token g, head 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1), in powers of two.
@@ -142,27 +152,42 @@ __device__ __forceinline__ float largest_of_tokens(float x) {
   return x;
 }
 
-// Move every reference up to the largest exponent seen, and the sums with it.
-__device__ __forceinline__ void raise_references(State& state, const float (&scores)[4],
-                                                 const float (&log_low)[4],
-                                                 const float (&log_high)[4]) {
+// p of two tokens and the lane's two heads, and p times each scale as fp16.
+__device__ __forceinline__ void weights_of(float (&p)[4], u32 (&weights)[groups][2],
+                                           const float (&scores)[4], const float (&scale_low)[4],
+                                           const float (&scale_high)[4], const State& state) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) p[i] = exp2_fast(scores[i] - state.anchor[i % 2]);
+#pragma unroll
+  for (int G = 0; G < groups; ++G) {
+    weights[G][0] = f32_to_f16x2(p[0] * scale_low[G], p[1] * scale_low[G]);
+    weights[G][1] = f32_to_f16x2(p[2] * scale_high[G], p[3] * scale_high[G]);
+  }
+}
+
+// log2 of a token's largest scale.
+__device__ __forceinline__ float log_of_largest(const float (&scales)[4]) {
+  const float largest = fmaxf(fmaxf(scales[0], scales[1]), fmaxf(scales[2], scales[3]));
+  return fmaxf(log2_fast(largest), smallest_log);
+}
+
+// Move the anchors up to the largest weight of the tile, and the sums with them.
+__device__ __forceinline__ void raise_anchors(State& state, const float (&scores)[4], float log_low,
+                                              float log_high) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    const float top = fmaxf(state.top[e], largest_of_tokens(fmaxf(scores[e], scores[2 + e])));
-    state.sum[e] *= exp2_fast(state.top[e] - top);
-    state.top[e] = top;
+    const float high = fmaxf(scores[e] + log_low, scores[2 + e] + log_high) - target;
+    const float anchor = fmaxf(state.anchor[e], largest_of_tokens(high));
+    const float factor = exp2_fast(state.anchor[e] - anchor);
+    state.anchor[e] = anchor;
+    state.sum[e] *= factor;
 #pragma unroll
-    for (int G = 0; G < groups; ++G) {
-      const float high = fmaxf(scores[e] + log_low[G], scores[2 + e] + log_high[G]);
-      const float reference = fmaxf(state.reference[G][e], largest_of_tokens(high));
-      const float factor = exp2_fast(state.reference[G][e] - reference);
-      state.reference[G][e] = reference;
+    for (int G = 0; G < groups; ++G)
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         state.out[G][i][e] *= factor;
         state.out[G][i][2 + e] *= factor;
       }
-    }
   }
 }
 
@@ -180,34 +205,26 @@ __device__ __forceinline__ void attend_tile(State& state, const Shared& shared,
   if (!(present >> token_of(g) & 1)) scores[0] = scores[1] = -infinity;
   if (!(present >> (token_of(g) + 8) & 1)) scores[2] = scores[3] = -infinity;
 
-  float log_low[4], log_high[4];
-  bool beyond = false;
+  float p[4];
+  u32 weights[groups][2], most = 0;
+  weights_of(p, weights, scores, scale_low, scale_high, state);
 #pragma unroll
-  for (int G = 0; G < groups; ++G) {
-    log_low[G] = log2_fast(scale_low[G]);
-    log_high[G] = log2_fast(scale_high[G]);
+  for (int G = 0; G < groups; ++G) most = max_u16x2(most, max_u16x2(weights[G][0], weights[G][1]));
+  // A half of 2^15 or more has a sign after this.
+  bool beyond = (most + 0x08000800) & 0x80008000;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const float limit = state.reference[G][e] + slack;
-      beyond |= scores[e] + log_low[G] > limit || scores[2 + e] + log_high[G] > limit;
-    }
+  for (int e = 0; e < 2; ++e) beyond |= state.sum[e] + (p[e] + p[2 + e]) > largest_sum;
+  if (__any_sync(~0u, beyond)) [[unlikely]] {
+    raise_anchors(state, scores, log_of_largest(scale_low), log_of_largest(scale_high));
+    weights_of(p, weights, scores, scale_low, scale_high, state);
   }
 #pragma unroll
-  for (int i = 0; i < 4; ++i) beyond |= scores[i] > state.top[i % 2] + slack;
-  if (__any_sync(~0u, beyond)) raise_references(state, scores, log_low, log_high);
-
-#pragma unroll
-  for (int i = 0; i < 4; ++i) state.sum[i % 2] += exp2_fast(scores[i] - state.top[i % 2]);
+  for (int e = 0; e < 2; ++e) state.sum[e] += p[e] + p[2 + e];
 
   const unsigned char* values = tile + t * row_bytes + token_of(g) * 16;
 #pragma unroll
   for (int G = 0; G < groups; ++G) {
-    float weight[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      weight[i] = exp2_fast((scores[i] - state.reference[G][i % 2]) + (i < 2 ? log_low : log_high)[G]);
-    const u32 b0 = transpose_8x8(f32_to_f16x2(weight[0], weight[1]));
-    const u32 b1 = transpose_8x8(f32_to_f16x2(weight[2], weight[3]));
+    const u32 b0 = transpose_8x8(weights[G][0]), b1 = transpose_8x8(weights[G][1]);
     const uint4 x0 = load_16(values + G * group), x1 = load_16(values + 4 * row_bytes + G * group);
     const uint4 x8 = load_16(values + 8 * row_bytes + G * group);
     const uint4 x9 = load_16(values + 12 * row_bytes + G * group);
@@ -239,9 +256,8 @@ __device__ void store_part(Shared& shared, State& state, int warp, int lane) {
 #pragma unroll
     for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (g == 0) {
-      shared.top[warp][head] = state.top[e];
+      shared.anchor[warp][head] = state.anchor[e];
       shared.sum[warp][head] = sum;
-      for (int G = 0; G < groups; ++G) shared.reference[warp][G][head] = state.reference[G][e];
     }
   }
 }
@@ -250,9 +266,12 @@ __device__ void store_part(Shared& shared, State& state, int warp, int lane) {
 __device__ void write_result(const Shared& shared, const Call& call, int row, int split, int head_0) {
   const int g = threadIdx.x / 16, u = threadIdx.x % 16, head = head_0 + g;
   if (head >= call.heads) return;
-  float top = lowest, sum = 0.f;
-  for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.top[w][g]);
-  for (int w = 0; w < warps; ++w) sum += shared.sum[w][g] * exp2_fast(shared.top[w][g] - top);
+  float top = lowest, sum = 0.f, share[warps];
+  for (int w = 0; w < warps; ++w) top = fmaxf(top, shared.anchor[w][g]);
+  for (int w = 0; w < warps; ++w) {
+    share[w] = exp2_fast(shared.anchor[w][g] - top);
+    sum += shared.sum[w][g] * share[w];
+  }
   const bool empty = sum == 0.f;
   const float lse = empty ? -infinity : logf(sum) + top * ln_2;
   const float factor =
@@ -265,9 +284,8 @@ __device__ void write_result(const Shared& shared, const Call& call, int row, in
     for (int w = 0; w < warps; ++w) {
       const auto* out = reinterpret_cast<const float*>(shared.ring[w]) + g * out_stride;
       const float4 x = *reinterpret_cast<const float4*>(out + d);
-      const float share = exp2f(shared.reference[w][d / group][g] - top);
-      total = {total.x + x.x * share, total.y + x.y * share, total.z + x.z * share,
-               total.w + x.w * share};
+      total = {total.x + x.x * share[w], total.y + x.y * share[w], total.z + x.z * share[w],
+               total.w + x.w * share[w]};
     }
     total = {total.x * factor, total.y * factor, total.z * factor, total.w * factor};
     store_4(call.out, to + d, call.out_number, total);
@@ -307,13 +325,11 @@ extern "C" __global__ void __launch_bounds__(warps * 32, 2) decode(const __grid_
 
   State state = {};
 #pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    state.top[e] = lowest;
-    for (int G = 0; G < groups; ++G) state.reference[G][e] = lowest;
-  }
+  for (int e = 0; e < 2; ++e) state.anchor[e] = lowest;
   const float rope_scale = call.scale * log2_e;
 
   // Two turns ahead of the first tile only start copies; q is prepared while they are on their way.
+  prefetch_q(call, row, head_0);
   int slot = entry(0);
   u32 present = 0, present_next = 0;
 #pragma unroll 1

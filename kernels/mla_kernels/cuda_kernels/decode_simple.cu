@@ -11,7 +11,7 @@
 //   out    16 running sums a lane: the value is the latent that the lane holds already
 //
 // What it costs: a row of the cache is read once for each head, 8 or 64 times what is needed, and
-// each key waits for the one before. decode.cu changes both.
+// each key waits for the one before. decode_mma.cu changes both.
 #include "call.cuh"
 
 struct Piece {

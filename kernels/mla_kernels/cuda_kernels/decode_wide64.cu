@@ -191,8 +191,11 @@ __device__ __forceinline__ float log_of_largest(const float4& scales) {
 
 // The softmax of heads c and c + 8, c = 16 (warp / 2) + 4 (warp % 2) + lane / 4 % 4, and entries
 // 4 t + 2 n and the next, n = lane / 16. Whether an anchor rose.
+// `meanwhile` is done after what is read is asked for.
+template <class Meanwhile>
 __device__ __forceinline__ bool weigh(Shared& shared, Heads& heads, int at,
-                                      const unsigned char* tokens, u32 visible, int warp, int lane) {
+                                      const unsigned char* tokens, u32 visible, int warp, int lane,
+                                      Meanwhile meanwhile) {
   const int t = lane % 4, n = lane / 16, quarter = warp % 2 * 4 + lane / 4 % 4;
   const int column = warp / 2 * 16 + quarter;
   tokens += n * second_half + scales_at;
@@ -213,6 +216,7 @@ __device__ __forceinline__ bool weigh(Shared& shared, Heads& heads, int at,
   }
   const float4 a = *reinterpret_cast<const float4*>(tokens + place_of(t, 0));
   const float4 b = *reinterpret_cast<const float4*>(tokens + place_of(t, 1));
+  meanwhile();
 
   float p[2][2];
   u32 weights[2][groups], most = 0;
@@ -259,10 +263,10 @@ __device__ __forceinline__ bool weigh(Shared& shared, Heads& heads, int at,
   return raised;
 }
 
-// O^T += V^T P^T for the warp's 64 latent numbers; nothing if the tile is not `there`.
+// O^T += V^T P^T for the warp's 64 latent numbers.
 __device__ __forceinline__ void add_values(float (&out)[4][8][4], const Shared& shared, int at,
-                                           const unsigned char* tokens, bool raised, bool there,
-                                           int warp, int lane) {
+                                           const unsigned char* tokens, bool raised, int warp,
+                                           int lane) {
   const int t = lane % 4, g = lane / 4;
   if (raised) [[unlikely]] {
 #pragma unroll
@@ -283,8 +287,7 @@ __device__ __forceinline__ void add_values(float (&out)[4][8][4], const Shared& 
   for (int e = 0; e < 2; ++e)
 #pragma unroll
     for (int n = 0; n < 2; ++n)
-      x[n][e] = there ? *reinterpret_cast<const uint2*>(values + place_of(t, e) + n * second_half)
-                      : uint2{};
+      x[n][e] = *reinterpret_cast<const uint2*>(values + place_of(t, e) + n * second_half);
   u32 a[4][4];
   values_operand(a[0], a[1], x[0][0].x, x[0][1].x, x[1][0].x, x[1][1].x);
   values_operand(a[2], a[3], x[0][0].y, x[0][1].y, x[1][0].y, x[1][1].y);
@@ -315,8 +318,10 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     piece[k].load(head < call.heads ? q_row + head * call.q_head : nullptr, G, t);
   }
 
-  // Of each tile a warp copies entries 2 warp and 2 warp + 1. Addresses are found for a batch of tiles
-  // at a time, one a lane: lane 2 k + r has entry 2 warp + r of tile k.
+  // Of each tile a warp copies entries 2 warp and 2 warp + 1, 41 pieces of 16 bytes each. Bulk copies, one
+  // a row, are fewer instructions, but the 16 of a turn wait for each other, and a missing row needs a
+  // branch. Places are found for a batch of tiles at a time: lane 2 k + r has entry 2 warp + r of tile k.
+  constexpr u32 nowhere = ~0u;
   const Span span = span_of(call, row, split);
   const u32 tiles = max(0, span.end - span.begin + tile - 1) / tile;
   const int* list = call.indices + row * call.list_row;
@@ -325,54 +330,41 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     return lane < 2 * batch && at < span.end ? list[at] : -1;
   };
   int slot = slot_of(0);
-  u64 source;  // 0: there is no row
+  u32 source;  // in pieces from the start of the cache (of 64 GiB at most), or `nowhere`
   auto next_batch = [&](u32 i) {
     const long long offset = row_offset(call, slot);
     slot = slot_of(i + batch);
-    source = offset >= 0 ? reinterpret_cast<u64>(call.cache) + offset : 0;
+    source = offset >= 0 ? u32(offset / 16) : nowhere;
     const u32 present = __ballot_sync(~0u, offset >= 0);
     if (lane < batch) shared.visible[i / batch % 2][lane][warp] = present >> (2 * lane) & 3;
   };
-  auto start_tile = [&](u32 i, unsigned char* tokens, u64* arrived) {
-    const int first = i % batch * 2;
-    unsigned char* to = tokens + place_of(warp / 2, 0) + warp % 2 * second_half;
+  // A row that is not there is filled with zeros: 0 x V must be 0, and an old row's scale may be too
+  // large for the anchor. The last turns start tiles beyond the list, which has only such rows there.
+  auto start_tile = [&](u32 i, const unsigned char* tokens, u64* arrived) {
+    const int first = i % batch * 2, upper = lane / 16, part = lane % 16;
     const int step = place_of(warp / 2, 1) - place_of(warp / 2, 0);
-    const void* from[2] = {reinterpret_cast<const void*>(__shfl_sync(~0u, source, first)),
-                           reinterpret_cast<const void*>(__shfl_sync(~0u, source, first + 1))};
-    const u32 barrier = shared_address(arrived), target = shared_address(to);
-    if (from[0] && from[1]) [[likely]] {
-      if (elect_lane()) {
-        expect_bytes(barrier, 2 * row_bytes);
-        copy_bulk(target, from[0], row_bytes, barrier);
-        copy_bulk(target + step, from[1], row_bytes, barrier);
-      }
-      return;
-    }
-    // 0 x V must be 0, and an old row's scale may be too large for the anchor.
-    for (int r = 0; r < 2; ++r)
-      if (!from[r])
-        for (int part = lane; part < row_bytes / 16; part += 32)
-          reinterpret_cast<uint4*>(to + r * step)[part] = uint4{};
-    fence_before_bulk_copies();
-    __syncwarp();
-    if (elect_lane()) {
-      expect_bytes(barrier, from[0] || from[1] ? row_bytes : 0);
-      if (from[0]) copy_bulk(target, from[0], row_bytes, barrier);
-      if (from[1]) copy_bulk(target + step, from[1], row_bytes, barrier);
-    }
+    const u32 to = shared_address(tokens + place_of(warp / 2, 0) + warp % 2 * second_half);
+    auto copy = [&](u32 to, u32 row, int piece) {
+      copy_piece(to + piece * 16, call.cache + u64(row + piece) * 16, row != nowhere);
+    };
+    copy(to, __shfl_sync(~0u, source, first), lane);
+    copy(to + step, __shfl_sync(~0u, source, first + 1), lane);
+    const u32 row = __shfl_sync(~0u, source, first + upper);  // the last 9 pieces of both rows
+    if (part < 9) copy(to + upper * step, row, 32 + part);
+    arrive_after_copies(shared_address(arrived));
   };
   if (threadIdx.x == 0)
     for (int i = 0; i < stages; ++i)
-      init_barrier(shared_address(&shared.arrived[i / 2][i % 2]), warps);
-  fence_before_bulk_copies();
+      init_barrier(shared_address(&shared.arrived[i / 2][i % 2]), threads);
   __syncthreads();
-  // The first turn multiplies weights that nobody has written by a tile that is not there.
+  // Turn 1 multiplies weights that nobody has written by a tile that is not there.
   for (int k = threadIdx.x; k < sizeof(shared.weights) / 16; k += threads)
     reinterpret_cast<uint4*>(shared.weights)[k] = uint4{};
+  for (int k = threadIdx.x; k < sizeof(shared.ring[1][1]) / 16; k += threads)
+    reinterpret_cast<uint4*>(shared.ring[1][1])[k] = uint4{};
   next_batch(0);
 #pragma unroll 1
-  for (u32 i = 0; i < min(u32(stages), tiles); ++i)
-    start_tile(i, shared.ring[i / 2][i % 2], &shared.arrived[i / 2][i % 2]);
+  for (u32 i = 0; i < 2; ++i) start_tile(i, shared.ring[0][i], &shared.arrived[0][i]);
 
   const int column_0 = half + g;  // the lane's heads are this one and those 8, 16, 24 later
   auto& largest = reinterpret_cast<float(&)[groups][columns]>(shared.scores);
@@ -424,18 +416,17 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const u32 i = 2 * j + h;
-      if (i >= 3 && i + 1 < tiles) {
-        if (h == 1 && (i + 1) % batch == 0) next_batch(i + 1);
-        if (h == 0) start_tile(i + 1, ring[1], &shared.arrived[j % 2][1]);
-        if (h == 1) start_tile(i + 1, other[0], &shared.arrived[j % 2 ^ 1][0]);
-      }
+      if (h == 1 && (i + 1) % batch == 0) next_batch(i + 1);
       bool raised = false;
       if (i > 0 && i < tiles + 2) {
-        const bool weighs = i - 1 < tiles;
-        u32 visible = shared.visible[(i - 1) / batch % 2][(i - 1) % batch][2 * t + lane / 16];
-        visible = weighs ? visible : 0;
-        add_values(out, shared, h, other[h], rose, i - 2 < tiles, warp, lane);
-        raised = weigh(shared, heads, h ^ 1, h ? ring[0] : other[1], visible, warp, lane);
+        const u32 visible = shared.visible[(i - 1) / batch % 2][(i - 1) % batch][2 * t + lane / 16];
+        add_values(out, shared, h, other[h], rose, warp, lane);
+        // In the middle of what has no branch: it hides the way to the addresses.
+        auto start_next = [&] {
+          if (h == 0) start_tile(i + 1, ring[1], &shared.arrived[j % 2][1]);
+          if (h == 1) start_tile(i + 1, other[0], &shared.arrived[j % 2 ^ 1][0]);
+        };
+        raised = weigh(shared, heads, h ^ 1, h ? ring[0] : other[1], visible, warp, lane, start_next);
       }
       if (i < tiles) {
         wait_for_phase(shared_address(&shared.arrived[j % 2][h]), j / 2 % 2);

@@ -165,6 +165,24 @@ __device__ __forceinline__ void fence_before_bulk_copies() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+// -- copies of 16 bytes a lane from global to shared memory ------------------------------------------
+
+// Zeros if it is not `there`; then nothing is read, and the address may be any.
+__device__ __forceinline__ void copy_piece(u32 shared, const void* global, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               ::"r"(shared), "l"(global), "r"(there ? 16 : 0) : "memory");
+}
+
+// Arrive as soon as all pieces that this thread has started are there.
+__device__ __forceinline__ void arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Ask for the line of 128 bytes around an address; nothing waits for it.
+__device__ __forceinline__ void prefetch_to_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // -- programmatic dependent launch ---------------------------------------------------------------
 
 // The next kernel of the stream may start now; it must itself wait before it reads our results.

@@ -27,7 +27,10 @@ from mla_ref.teaching.warp_memory import PIECE, ROWS, Ring
 
 HEADS = 8
 LOWEST = np.float32(-3e38)  # in place of -inf, so that a difference of two is 0 and not NaN
-SLACK = np.float32(8.0)  # a weight may reach 2^8 before its reference rises
+TARGET = np.float32(8.0)  # log2 of the largest weight after the anchor rose
+LIMIT = np.float16(2.0**15)  # a weight that reaches it makes the anchor rise
+LARGEST_SUM = np.float32(2.0**110)  # and so does a sum beyond this
+SMALLEST_LOG = np.float32(-100.0)  # a smaller scale counts as 2^-100 where the anchor is chosen
 LOG2E, LN2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 ROPE_AT = LATENT + 4 * GROUPS
 
@@ -55,14 +58,12 @@ class WarpState:
 
     Attributes:
         out: [32, 4 groups, 8 tiles, 4], O^T as fragments of C.
-        reference: [32, 4 groups, 2], the exponent that the group's weights are relative to.
-        top: [32, 2], the one of the sum.
+        anchor: [32, 2], the exponent that weights and sums are relative to.
         sum: [32, 2], of the lane's own tokens.
     """
 
     out: Array
-    reference: Array
-    top: Array
+    anchor: Array
     sum: Array
 
 
@@ -122,18 +123,18 @@ def score_tile(tile: Array, query: WarpQuery) -> Array:
 
 def add_tile(state: WarpState, tile: Array, scores: Array) -> None:
     """The online softmax takes one tile more. Scores of absent rows are -inf."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        low, high = (np.log2(scales) for scales in load_scales(tile))
-    logs = np.stack([low, low, high, high], axis=2)  # [32, group, number of C]
-    heights = np.where(scores[:, None] == -np.inf, -np.inf, scores[:, None] + logs)
-    limits = state.reference[:, :, [0, 1, 0, 1]] + SLACK
+    low, high = load_scales(tile)
+    scales = np.stack([low, low, high, high], axis=2)  # [32, group, number of C]
+    p, weights = _weigh(state, scores, scales)
     # Of NaN nothing is known, so it raises nothing; it is in the sums in any case.
-    if (heights > limits).any() or (scores > state.top[:, [0, 1, 0, 1]] + SLACK).any():
-        _raise_references(state, scores, heights)
-    state.sum += np.exp2(scores - state.top[:, [0, 1, 0, 1]]).reshape(LANES, 2, 2).sum(axis=1)
+    if (weights >= LIMIT).any() or (state.sum + _of_heads(p) > LARGEST_SUM).any():
+        with np.errstate(divide="ignore", invalid="ignore"):
+            logs = np.fmax(np.log2(scales.max(axis=1)), SMALLEST_LOG)
+        _raise_anchors(state, scores + logs)
+        p, weights = _weigh(state, scores, scales)
+    state.sum += _of_heads(p)
     for group in range(GROUPS):
-        weights = np.exp2(heights[:, group] - state.reference[:, group][:, [0, 1, 0, 1]])
-        packed = weights.astype(np.float16)
+        packed = weights[:, group]
         b = np.concatenate([transpose_8x8(packed[:, :2]), transpose_8x8(packed[:, 2:])], axis=1)
         pieces = [load_16(tile, T + r, group * GROUP, token_of(G)) for r in (0, 4, 8, 12)]
         for w in range(4):
@@ -146,10 +147,9 @@ def add_tile(state: WarpState, tile: Array, scores: Array) -> None:
 def finish(state: WarpState) -> tuple[Array, Array]:
     """Output [8, 512] and natural LSE [8]; 0 and -inf where nothing was seen."""
     heads = 2 * T[:, None] + [0, 1]
-    total, top = np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32)
-    reference = np.zeros((HEADS, GROUPS), np.float32)
+    total, anchor = np.zeros(HEADS, np.float32), np.zeros(HEADS, np.float32)
     np.add.at(total, heads, state.sum)
-    top[heads], reference[heads] = state.top, state.reference.transpose(0, 2, 1)
+    anchor[heads] = state.anchor
     # Number 16 token_of(g) + 4 w + b of a group is tile 2 w + b / 2, row g + 8 (b % 2).
     out = np.zeros((HEADS, GROUPS, 8, 4, 4), np.float32)
     for w in range(4):
@@ -159,10 +159,9 @@ def finish(state: WarpState) -> tuple[Array, Array]:
                 out[2 * T + e, :, token_of(G), w, b] = number
     empty = total == 0
     safe = np.where(empty, np.float32(1.0), total)
-    share = np.exp2(reference - top[:, None]) / safe[:, None]
-    result = out.reshape(HEADS, GROUPS, GROUP) * np.where(empty[:, None], 0, share)[..., None]
-    lse = np.where(empty, np.float32(-np.inf), np.log(safe) + top * LN2)
-    return result.reshape(HEADS, LATENT), lse
+    result = out.reshape(HEADS, LATENT) * np.where(empty, 0, 1 / safe)[:, None]
+    lse = np.where(empty, np.float32(-np.inf), np.log(safe) + anchor * LN2)
+    return result, lse
 
 
 def attend_warp(
@@ -193,7 +192,6 @@ def attend_warp(
     query = load_query(q, softmax_scale)
     state = WarpState(
         np.zeros((LANES, GROUPS, 8, 4), np.float32),
-        np.full((LANES, GROUPS, 2), LOWEST, np.float32),
         np.full((LANES, 2), LOWEST, np.float32),
         np.zeros((LANES, 2), np.float32),
     )
@@ -210,18 +208,27 @@ def attend_warp(
     return finish(state)
 
 
-def _raise_references(state: WarpState, scores: Array, heights: Array) -> None:
-    """Move every reference up to the highest exponent seen, and the sums with it."""
+def _weigh(state: WarpState, scores: Array, scales: Array) -> tuple[Array, Array]:
+    """Powers p = 2^(score - anchor), [32, 4], and p times each group's scale in float16, [32, 4, 4]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        p = np.exp2(scores - state.anchor[:, [0, 1, 0, 1]])
+        return p, (p[:, None] * scales).astype(np.float16)
+
+
+def _of_heads(p: Array) -> Array:
+    """The two tokens of each of a lane's two heads together, [32, 2]."""
+    return p[:, :2] + p[:, 2:]
+
+
+def _raise_anchors(state: WarpState, heights: Array) -> None:
+    """Move the anchors up to the largest weight of the tile, and the sums with them."""
     for e in (0, 1):
-        top = np.maximum(state.top[:, e], _over_tokens(np.fmax(scores[:, e], scores[:, 2 + e])))
-        state.sum[:, e] *= np.exp2(state.top[:, e] - top)
-        state.top[:, e] = top
-        for group in range(GROUPS):
-            pair = heights[:, group, [e, 2 + e]]
-            reference = np.fmax(state.reference[:, group, e], _over_tokens(np.fmax(*pair.T)))
-            factor = np.exp2(state.reference[:, group, e] - reference)
-            state.reference[:, group, e] = reference
-            state.out[:, group, :, e::2] *= factor[:, None, None]
+        high = _over_tokens(np.fmax(heights[:, e], heights[:, 2 + e])) - TARGET
+        anchor = np.fmax(state.anchor[:, e], high)
+        factor = np.exp2(state.anchor[:, e] - anchor)
+        state.anchor[:, e] = anchor
+        state.sum[:, e] *= factor
+        state.out[..., e::2] *= factor[:, None, None, None]
 
 
 def _over_tokens(x: Array) -> Array:

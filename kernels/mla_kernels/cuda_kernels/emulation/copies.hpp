@@ -64,6 +64,9 @@ struct PhaseBarrier {
 // Of the block that runs, by their address in shared memory; `launch` starts every block without any.
 inline std::map<unsigned, PhaseBarrier> phase_barriers;
 
+// Of each thread: copies of 16 bytes that no barrier counts yet.
+inline std::map<unsigned, std::vector<Copy>> pieces;
+
 inline PhaseBarrier& phase_barrier(unsigned address) {
     const auto found = phase_barriers.find(address);
     if (found == phase_barriers.end()) throw std::runtime_error("an mbarrier is used before it is initialised");

@@ -98,6 +98,22 @@ inline void copy_bulk(u32 shared, const void* global, u32 bytes, u32 barrier) {
 }
 inline void fence_before_bulk_copies() {}
 
+inline void copy_piece(u32 shared, const void* global, bool there) {
+    alignas(16) static const unsigned char zeros[16] = {};
+    if (shared % 16 || reinterpret_cast<uintptr_t>(global) % 16 || shared + 16 > kSharedBytes)
+        throw std::runtime_error("a copy of 16 bytes: addresses must be multiples of 16, and within shared memory");
+    emu::pieces[emu::self].push_back({shared, there ? global : zeros, 16});
+}
+inline void arrive_after_copies(u32 barrier) {
+    auto& started = emu::pieces[emu::self];
+    emu::PhaseBarrier& counting = emu::phase_barrier(barrier);
+    counting.arrive(16 * started.size());
+    for (const emu::Copy& copy : started) counting.start(copy);
+    started.clear();
+}
+
+inline void prefetch_to_l2(const void*) {}
+
 // Kernels run one after the other here: the one before has ended.
 inline void let_next_kernel_start() {}
 inline void wait_for_kernel_before() {}
