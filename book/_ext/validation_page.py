@@ -113,9 +113,9 @@ def validation_figure(env, which: str) -> str:
         return inline(draw_validation(finding, narrow=True), finding["headline"])
 
 
-def validation_ways(env) -> str:
+def validation_ways(env, name: str) -> str:
     """What modes and ranks wrote, and what they accepted; the original's counts below."""
-    found = data("modes")
+    found = data(name)
     modes, ranks = found["modes"], found["ranks"]
     rows = [
         ["way", "accepted / drafted", "rate", "95 % (Wilson)", "length"],

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 # Names from elsewhere (triton, torch) are not followed: their versions stand in each receipt.
 _OURS = ("mla_kernels", "mla_ref")
+# Fields that not every Python has, and that no kernel uses.
+_UNSTABLE = ("type_params", "type_comment", "kind")
 _LENGTH = 16  # hex digits; no one is to be kept from forging a hash, only from missing a change
 
 _Key = tuple[Path, str]
@@ -55,13 +57,32 @@ def _collect(key: _Key, found: dict[_Key, str]) -> None:
         if node.path is not None:
             _collect((node.path, node.name), found)
         return
-    found[key] = ast.unparse(node)
+    found[key] = _canonical(node)
     for used in _names(node):
         module, _, attribute = used.partition(".")
         if attribute:
             _collect_attribute(path, module, attribute, found)
         else:
             _collect((path, used), found)
+
+
+def _canonical(node: object) -> str:
+    """A definition in one form, whichever Python reads it.
+
+    `ast.unparse` sets quotes and brackets otherwise in Python 3.12 than in 3.11, a node has fields
+    there that it had not before, and an f-string may have an empty piece more: a receipt of one
+    would be stale for the other.
+    """
+    if isinstance(node, ast.JoinedStr):
+        pieces = [p for p in node.values if not (isinstance(p, ast.Constant) and p.value == "")]
+        return f"JoinedStr{_canonical(pieces)}"
+    if isinstance(node, list):
+        return f"[{' '.join(map(_canonical, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [(name, value) for name, value in ast.iter_fields(node) if name not in _UNSTABLE]
+    inside = " ".join(f"{name}={_canonical(value)}" for name, value in fields)
+    return f"{type(node).__name__}({inside})"
 
 
 def _collect_attribute(path: Path, module: str, attribute: str, found: dict[_Key, str]) -> None:

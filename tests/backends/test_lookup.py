@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, EntryPoints
 import pytest
 from tests.support import raw
 
-from mla_ref.backends import TorchBackend, backend_names, find_backend, lookup
+from mla_ref.backends import TorchBackend, backend_names, find_backend, kernel_hash, lookup
 
 
 @pytest.fixture
@@ -103,3 +103,19 @@ def test_what_is_no_backend_is_a_type_error(installed, module, thing: object) ->
     installed(mine="someones_kernels:thing")
     with pytest.raises(TypeError, match=r"backend 'mine' .* must have name, parts, supports, plan"):
         find_backend("mine")
+
+
+def test_what_numbers_belong_to_is_a_property_a_method_or_nothing() -> None:
+    class Property:
+        source_hash = "a-b"
+
+    class Method:
+        def source_hash(self) -> str:
+            return "c"
+
+    assert [kernel_hash(x) for x in (Property(), Method(), TorchBackend(), None)] == [
+        "a-b",
+        "c",
+        None,
+        None,
+    ]

@@ -43,6 +43,8 @@ def test_totals_and_shares_by_hand() -> None:
     assert point.seconds("merge") == pytest.approx(5 / 1e6) and point.torch_parts == ()
     data = json.loads(json.dumps(point.to_json(), allow_nan=False))
     assert data["shares"]["decode"]["top-k"] == pytest.approx(0.2)
+    assert data["parts"]["merge"]["median_s"] == pytest.approx(5 / 1e6)
+    assert "verdicts" not in data["parts"]["merge"]
 
 
 def test_a_prefill_goes_to_extend_alone() -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mla_ref.batching import ServingLimits, Step
 from mla_ref.batching.transfer import move_together
+from mla_ref.bench.speculative_gate import logits_after
 from mla_ref.engine import Engine, Request, StaticStep
 from mla_ref.models.language_model import LanguageModel
 from mla_ref.models.mtp import MTPModule, MTPWeights
@@ -162,3 +163,9 @@ def test_a_step_is_built_on_the_host_and_keeps_what_loops_need() -> None:
     assert step.to(META).on_host.seq_lens.tolist() == [5]
     with pytest.raises(TypeError, match="block_table must be on the host"):
         Step.build([3], [2], table.to(META), 4)
+
+
+@pytest.mark.parametrize("kind", ["packed", "sparse"])
+def test_a_second_opinion_on_a_text_is_asked_where_the_model_is(kind: str) -> None:
+    found = logits_after(on_meta(kind), [3, 1, 4, 1, 5], chunk=2)
+    assert found.device == META and found.shape == (VOCAB,)

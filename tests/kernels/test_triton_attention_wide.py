@@ -80,6 +80,14 @@ def test_what_is_not_listed_is_not_read():
     assert (found.out[1] == 0).all() and (found.lse[1] == -math.inf).all()
 
 
+def test_entries_at_and_beyond_a_row_s_count_are_as_if_they_were_not_there():
+    q, cache, lists = problem(heads=HEADS, k=40)
+    counts = torch.tensor([34, 3, 0])[: len(q)]
+    short = lists.masked_fill(torch.arange(40) >= counts[:, None], -1)
+    assert not torch.equal(short, lists)
+    assert_same_bits(decode(q, cache, lists, counts=counts), decode(q, cache, short))
+
+
 def test_pages_apart_give_what_pages_in_a_row_give():
     q, cache, lists = problem(heads=HEADS, k=20)
     pages, page_size, row = cache.shape

@@ -1,6 +1,6 @@
 """Who computes sparse MLA: the contract, the torch backend, and others by name."""
 
-from mla_ref.backends.lookup import backend_names, find_backend
+from mla_ref.backends.lookup import backend_names, find_backend, kernel_hash
 from mla_ref.backends.protocol import CACHE_FORMATS, KINDS, PARTS, AttnSpec, Backend, Plan
 from mla_ref.backends.torch_backend import TorchBackend, TorchPlan
 
@@ -15,4 +15,5 @@ __all__ = [
     "TorchPlan",
     "backend_names",
     "find_backend",
+    "kernel_hash",
 ]

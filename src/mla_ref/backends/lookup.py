@@ -62,3 +62,9 @@ def find_backend(name: str) -> Backend:
     if not isinstance(backend, Backend):
         raise TypeError(f"backend {name!r} ({places[name]}) must have name, parts, supports, plan")
     return backend
+
+
+def kernel_hash(backend: object) -> str | None:
+    """What a backend's measured numbers belong to: its `source_hash`; None if it names none."""
+    found = getattr(backend, "source_hash", None)
+    return found() if callable(found) else found

@@ -126,6 +126,7 @@ def logits_after(
     pages = pages_needed(len(token_ids), PAGE_SIZE)
     cache = model.new_cache(pages, PAGE_SIZE, limits=ServingLimits(1, chunk, 0))
     for first in range(0, len(token_ids), chunk):
-        new = torch.tensor(token_ids[first : first + chunk])
-        hidden = model.forward(new, Step.one_request(first, len(new), PAGE_SIZE), cache)
+        new = torch.tensor(token_ids[first : first + chunk], device=model.device)
+        step = Step.one_request(first, len(new), PAGE_SIZE).to(model.device)
+        hidden = model.forward(new, step, cache)
     return model.logits(hidden[-1:])[0]

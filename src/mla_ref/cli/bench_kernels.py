@@ -138,6 +138,7 @@ def bench_kernels(
 
 def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Path | None) -> None:
     """The table of kernels; behind the conformance cases where a receipt is wanted."""
+    from mla_ref.backends import kernel_hash
     from mla_ref.bench.ceilings import measure_ceilings
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.kernels import measure_kernels
@@ -172,10 +173,9 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
     if plot is not None:
         plot_kernels(points, plot, title=f"{options.backend} on {machine}")
     if receipt is not None and check is not None:
-        hash_of = getattr(adapter.backend, "source_hash", None)
         text = run.receipt(
             backend=options.backend,
-            kernel_hash=hash_of() if callable(hash_of) else hash_of,
+            kernel_hash=kernel_hash(adapter.backend),
             machine=machine,
             ceilings=ceilings,
             check=check,
@@ -188,6 +188,7 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
     elif as_json:
         report = {
             "backend": options.backend,
+            "kernel_hash": kernel_hash(adapter.backend),
             "machine": machine.to_json(),
             "ceilings": ceilings.to_json(),
             "overlap": overlap,
@@ -232,18 +233,21 @@ def _print(
 
 def _tune(options: KernelOptions, as_json: bool) -> None:
     """Every configuration on each workload."""
+    from mla_ref.backends import kernel_hash
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.tune import tune
     from mla_ref.cli.bench_kernels_report import trials_table
     from mla_ref.testing import load_target
 
     workloads, _ = options.workloads()
-    tried = tune(load_target(options.backend), workloads, options.timer(), sample=options.sample)
+    adapter = load_target(options.backend)
+    tried = tune(adapter, workloads, options.timer(), sample=options.sample)
     rounds = _collected(tried, options.number_of_points())
     machine = read_machine(options.device)
     if as_json:
         report = {
             "backend": options.backend,
+            "kernel_hash": kernel_hash(adapter.backend),
             "machine": machine.to_json(),
             "trials": [trial.to_json() for trials in rounds for trial in trials],
         }

@@ -29,6 +29,7 @@ def run_sweep(
     as_json: bool,
 ) -> None:
     """Measure, then print a table of totals and shares."""
+    from mla_ref.backends import kernel_hash
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.kernel_sweep import measure_sweep, sweep_shapes
     from mla_ref.platform import read_gpu
@@ -40,11 +41,12 @@ def run_sweep(
     if options.device.type == "cuda":
         memory = int(SHARE_OF_MEMORY * read_gpu(options.device.index or 0).free_memory)
     shapes = sweep_shapes(contexts, concurrency, drafts, heads=options.heads[0], topk=options.topk)
+    adapter = load_target(options.backend)
     points: list[SweepPoint] = []
     with progress() as bar:
         task = bar.add_task("measuring", total=len(shapes))
         for point in measure_sweep(
-            load_target(options.backend),
+            adapter,
             shapes,
             options.timer(),
             options.device,
@@ -56,6 +58,7 @@ def run_sweep(
     if as_json:
         report = {
             "backend": options.backend,
+            "kernel_hash": kernel_hash(adapter.backend),
             "machine": machine.to_json(),
             "points": [point.to_json() for point in points],
         }

@@ -47,7 +47,7 @@ def validate_modes(options: ValidateOptions) -> None:
     """Write the texts in every mode and on ranks, print, and leave with 1 if it does not hold."""
     import torch
 
-    from mla_ref.backends import find_backend
+    from mla_ref.backends import find_backend, kernel_hash
     from mla_ref.checks import require_choice, require_count
     from mla_ref.models.tokenizer import Tokenizer
     from mla_ref.validation import CACHES, DTYPES
@@ -112,7 +112,7 @@ def validate_modes(options: ValidateOptions) -> None:
         "command": command("modes", options),
         "versions": versions(),
         "backend": backend.name,
-        "kernel_hash": getattr(backend, "source_hash", None),
+        "kernel_hash": kernel_hash(backend),
         "device": str(device),
         "device_name": device_name(device),
         "threads": torch.get_num_threads(),

@@ -157,13 +157,15 @@ def _report(
     scripts: Sequence["Script"],
     findings: Sequence["Finding"],
 ) -> dict[str, Any]:
+    from mla_ref.backends import kernel_hash
+
     return {
         "what": "decode against extend on verifier rows of SmolLM2-135M",
         "command": command("rows", options),
         "versions": versions(),
         "chance": "none: decoding is greedy, and nothing else is drawn",
         "backend": backend.name,
-        "kernel_hash": getattr(backend, "source_hash", None),
+        "kernel_hash": kernel_hash(backend),
         "device": str(device),
         "device_name": device_name(device),
         "scripts": [

@@ -167,7 +167,7 @@ class DCPSmolLM2:
             for kind in KINDS
         }
         caches = [
-            SparseCache.new(config, layer, num_pages, own, dtype)
+            SparseCache.new(config, layer, num_pages, own, dtype, self.device)
             for layer in range(config.num_layers)
         ]
         return SparseState(caches, ScratchPlan(limits, parsed, spec=spec, **plans))

@@ -144,6 +144,7 @@ def _run_process(process: int, job: RankJob, directory: str, processes: int, lim
             rank=process,
             world_size=processes,
             timeout=datetime.timedelta(seconds=limit),
+            device_id=device if device.type == "cuda" else None,
         )
         # Every process must take part in making every group, also those that it is not in.
         groups = {world: dist.new_group(list(range(world))) for world in job.worlds}
