@@ -54,7 +54,8 @@ def test_panels_come_in_their_order():
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_example_runs(example):
+def test_example_runs(example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # from anywhere, and what it writes is not left behind
     result = CliRunner().invoke(app, list(example.argv))
     assert result.exit_code == 0, result.output
     assert result.output.strip()

@@ -35,6 +35,9 @@ def all_figures():
         "running_softmax": figures.running_softmax(torch.randn(20), 6),
         "merge_tree": figures.merge_tree(torch.randn(5)),
         "error_by_row": figures.error_by_row({"a": torch.rand(9)}, [4, 5]),
+        "error_histogram": figures.error_histogram(
+            {"a": torch.rand(99), "b": 1e-6 * torch.rand(99), "c": torch.zeros(9)}, {"b": 1e-5}
+        ),
         "roofline": figures.roofline({"a": 1.0, "b": 300.0}, {"m": (989e12, 4.8e12)}),
         "token_bytes": figures.token_bytes({"a": {"x": 90}, "b": {"x": 2, "y": 1}}),
         "block_tables": figures.block_tables(
@@ -161,6 +164,15 @@ def test_masks_crosses_what_differs_from_the_expected():
     assert texts(figures.masks({"a": wrong, "b": expected}, expected=expected)).count("×") == 1
 
 
+def test_error_histogram_counts_every_error_and_names_the_exact_ones():
+    errors = {"a": torch.tensor([0.0, 0.0, 0.0, 1e-3]), "b": torch.logspace(-9, 0, 50)}
+    figure = figures.error_histogram(errors, {"a": 0.5})
+    counts = [sum(axes.patches[0].get_data().values) for axes in figure.axes]
+    assert counts == [1, 50]
+    assert "a, 75% exact" in texts(figure)
+    assert figure.axes[0].lines[0].get_xdata()[0] == 0.5
+
+
 @pytest.mark.parametrize("block_size", [1, 5, 20, 64])
 def test_running_softmax_ends_at_the_logsumexp(block_size):
     scores = torch.randn(20) * 4
@@ -205,6 +217,10 @@ def test_merge_tree_of_empty_parts_only():
         (lambda: figures.merge_tree(torch.randn(0)), "lses must hold"),
         (lambda: figures.merge_tree(torch.randn(2), ["one"]), "names must hold one name a part"),
         (lambda: figures.error_by_row({"a": torch.rand(9)}, [4]), "calls must add up to 9"),
+        (lambda: figures.error_histogram({}), "errors must be one to 5 rows, got 0"),
+        (lambda: figures.error_histogram({"a": torch.tensor([math.nan])}), r"errors\['a'\] must"),
+        (lambda: figures.error_histogram({"a": torch.zeros(3)}), "a number above 0, got none"),
+        (lambda: figures.error_histogram({"a": torch.ones(3)}, {"b": 1.0}), "limits must name"),
     ],
 )
 def test_what_cannot_be_drawn_is_an_error_that_names_the_argument(draw, message):

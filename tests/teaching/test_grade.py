@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.teaching.wrong_00 import WRONG_00
 from tests.teaching.wrong_03 import WRONG_03
 from tests.teaching.wrong_04 import WRONG_04
 from tests.teaching.wrong_05 import REPEATS_05, WRONG_05
@@ -290,6 +291,7 @@ def normalises_at_once(m, total, acc, scores, values):
 
 
 WRONG = [
+    *WRONG_00,
     ("01-offset-mask", top_left, "one-token decode", "sees the keys [0], expected [0, 1, 2, 3, 4]"),
     ("01-offset-mask", decode_as_a_special_case, "two new tokens", "row 0 sees the keys [0]"),
     ("01-offset-mask", nested_lists, "no keys at all", "float32 tensor of shape [3, 0]"),
@@ -417,7 +419,7 @@ def test_nan_is_reported_before_distance():
 
 @pytest.mark.usefixtures("plain_calls")
 def test_a_wrong_call_of_grade_is_an_error_that_names_the_argument():
-    with pytest.raises(ValueError, match="exercise must be one of 01-offset-mask"):
+    with pytest.raises(ValueError, match="exercise must be one of 00-compare, 01-offset-mask"):
         grade("01-offset", top_left)
     with pytest.raises(TypeError, match=r"function must be .* offset_mask\), got a bool tensor"):
         grade("01-offset-mask", top_left(2, 5))

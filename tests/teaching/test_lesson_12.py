@@ -97,7 +97,7 @@ def test_verifier_rows_colours_a_cell_for_each_key_that_a_row_sees():
     assert colours.count(style.ORANGE) == 0 + 1 + 2 + 3 + 0 + 1 + 2 + 0
     texts = shown(figure)
     assert "draft 1, sees 9, judges draft 2" in texts
-    assert "last token, sees 5, gives the next" in texts
+    assert "newest token, sees 5, gives the next" in texts
     assert "padding, sees 0" in texts
 
 

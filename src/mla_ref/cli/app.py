@@ -14,7 +14,17 @@ from mla_ref.cli.example import Example
 # One line a verb: a module of this folder with a function of the same name, PANEL and EXAMPLES; a
 # verb of two words has a module with _ between them.
 # A verb's module imports torch and all that is heavy inside its function, so that help is instant.
-VERBS = ("ladder", "generate", "check", "validate", "plan", "bench", "bench kernels", "doctor")
+VERBS = (
+    "ladder",
+    "lessons",
+    "generate",
+    "check",
+    "validate",
+    "plan",
+    "bench",
+    "bench kernels",
+    "doctor",
+)
 
 # The panels of the help, by user; a verb's PANEL is one of them.
 PANELS = ("Learn", "Check your kernel", "Serve", "This machine")

@@ -17,7 +17,6 @@ LESSONS = tuple(sorted(p.stem[-2:] for p in FOLDER.glob("lesson_[0-9][0-9].py"))
 USAGE = f"type: pytest --pyargs {PACKAGE} --lesson 02 --answer student.py [--junitxml out.xml]"
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: Sequence[str]
 ) -> None:
@@ -59,7 +58,7 @@ class Grading:
         return None
 
 
-class LessonFile(pytest.File):
+class LessonFile(pytest.File):  # type: ignore[misc]
     """One test for each exercise of a lesson."""
 
     def collect(self) -> Iterator[pytest.Item]:
@@ -72,7 +71,7 @@ class LessonFile(pytest.File):
                 yield ExerciseItem.from_parent(self, name=name, exercise=exercise)
 
 
-class ExerciseItem(pytest.Item):
+class ExerciseItem(pytest.Item):  # type: ignore[misc]
     """One exercise in the file that was handed in."""
 
     def __init__(self, *, exercise: Any, **rest: Any) -> None:

@@ -1,6 +1,7 @@
 """The exercises of all lessons, by id."""
 
 from mla_ref.teaching.exercises.exercise import Case, Complaint, Exercise
+from mla_ref.teaching.exercises.lesson_00 import COMPARE
 from mla_ref.teaching.exercises.lesson_01 import OFFSET_MASK, RAGGED_LENS
 from mla_ref.teaching.exercises.lesson_02 import MERGE
 from mla_ref.teaching.exercises.lesson_02_tiles import ADD_TILE
@@ -24,6 +25,7 @@ from mla_ref.teaching.exercises.lesson_16 import BENCH
 EXERCISES: dict[str, Exercise] = {
     exercise.id: exercise
     for exercise in (
+        COMPARE,
         OFFSET_MASK,
         RAGGED_LENS,
         MERGE,

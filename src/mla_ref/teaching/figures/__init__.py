@@ -3,6 +3,7 @@
 from mla_ref.teaching.figures.bank_turns import bank_turns
 from mla_ref.teaching.figures.block_tables import block_tables
 from mla_ref.teaching.figures.copy_timeline import copy_timeline
+from mla_ref.teaching.figures.error_histogram import error_histogram
 from mla_ref.teaching.figures.errors import error_by_row
 from mla_ref.teaching.figures.forms import forms_by_rows
 from mla_ref.teaching.figures.fp8_rows import byte_maps, scale_errors
@@ -37,6 +38,7 @@ __all__ = [
     "draft_steps",
     "error_by_position",
     "error_by_row",
+    "error_histogram",
     "forms_by_rows",
     "fragment_map",
     "latent_rank",

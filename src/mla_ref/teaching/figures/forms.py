@@ -54,6 +54,7 @@ def forms_by_rows(
             ):
                 axes.plot(rows, values, line, color=colour, linewidth=2, label=name)
             axes.set(xscale="log", yscale="log", xlabel="query rows of the call")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             axes.grid(axis="y", color=style.FAINT)
             axes.set_axisbelow(True)
             axes.legend(loc="upper left")

@@ -45,7 +45,7 @@ def mla_flow(config: MLAConfig) -> Any:
         _box(axes, 62.0, 27.0, 16.0, f"k_nope\n{heads} × {d_n}", _AGAIN)
         _box(axes, 62.0, 17.0, 16.0, f"v\n{heads} × {d_v}", _AGAIN)
         _box(axes, 62.0, 7.0, 16.0, f"k_pe\n{heads} copies", _AGAIN)
-        _box(axes, 87.0, 22.0, 12.0, f"attention\n{heads} heads", _NEW)
+        _box(axes, 87.0, 25.0, 12.0, f"attention\n{heads} heads", _NEW)
         _box(axes, 87.0, 40.0, 12.0, f"output\n{config.hidden_size:,}", _NEW)
         _frame(axes, 31.5, 6.0, 19.0, 25.5, f"the cached row: {config.kv_row_dim} numbers")
         _arrow(axes, (13.0, 35.0), (33.0, 46.0), query_by, (21.0, 46.5))
@@ -54,11 +54,12 @@ def mla_flow(config: MLAConfig) -> Any:
         _arrow(axes, (49.0, 25.7), (62.0, 31.0), "W_UK", (56.0, 31.2))
         _arrow(axes, (49.0, 24.2), (62.0, 21.0), "W_UV", (56.5, 19.6))
         _arrow(axes, (49.0, 13.0), (62.0, 11.0), "", (0.0, 0.0))
-        _arrow(axes, (49.0, 51.0), (91.0, 30.0), "", (0.0, 0.0))
-        _arrow(axes, (78.0, 31.0), (87.0, 27.5), "", (0.0, 0.0))
-        _arrow(axes, (78.0, 21.0), (87.0, 25.0), "", (0.0, 0.0))
-        _arrow(axes, (78.0, 11.0), (88.0, 21.8), "", (0.0, 0.0))
-        _arrow(axes, (94.0, 30.0), (94.0, 40.0), "o", (96.0, 35.0))
+        _arrow(axes, (49.0, 51.0), (93.0, 33.0), "", (0.0, 0.0))
+        _arrow(axes, (49.0, 43.5), (90.0, 33.0), "", (0.0, 0.0))
+        _arrow(axes, (78.0, 31.0), (87.0, 30.5), "", (0.0, 0.0))
+        _arrow(axes, (78.0, 21.0), (87.0, 27.5), "", (0.0, 0.0))
+        _arrow(axes, (78.0, 11.0), (89.0, 24.8), "", (0.0, 0.0))
+        _arrow(axes, (96.0, 33.0), (96.0, 40.0), "o", (98.0, 36.5))
         for x, colour, text in (
             (1.0, _NEW, "once, for the new token"),
             (33.0, _CACHED, "kept"),

@@ -159,9 +159,11 @@ def error_by_position(
                 label=name,
             )
         axes.set(xscale="log", xlabel="position", yscale="log", ylabel=ylabel)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         smallest = min(float(error.min()) for error in errors.values())
         if smallest > _LARGE:
             axes.set_ylim(smallest / 2, 10)
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         else:
             axes.set_ylim(_FLOOR / 3, 20)
             axes.set_yticks([_FLOOR, 1e-6, 1e-3, 1], ["exact", "10⁻⁶", "10⁻³", "1"])

@@ -51,14 +51,15 @@ def sparse_cliff(
             context = torch.arange(1, len(error) + 1)
             left.plot(context, error.clamp(min=_LEAST), color=colour, linewidth=1.5)
             left.text(
-                k + 1.5, 1e-5, f"k = {k}", color=colour, rotation=90, va="center", fontsize=8.5
+                k + 1.5, 1e-5, f"k = {k}", color=style.INK, rotation=90, va="center", fontsize=8.5
             )  # fmt: skip
             left.axvline(k, color=colour, linewidth=1, linestyle=":")
         left.set(
             title="Relative error of a row", xlabel="keys that the row may see", yscale="log",
             ylim=(_LEAST, 2),
         )  # fmt: skip
-        left.set_yticks([1e-8, 1e-6, 1e-4, 1e-2, 1.0])
+        left.set_yticks([_LEAST, 1e-6, 1e-4, 1e-2, 1.0], ["exact", "10⁻⁶", "10⁻⁴", "10⁻²", "1"])
+        left.yaxis.minorticks_off()
         for choice, (colour, marker, line) in _LOOKS.items():
             drawn = [row for row in mine if row["choice"] == choice]
             right.plot(

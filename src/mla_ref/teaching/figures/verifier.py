@@ -46,7 +46,7 @@ def verifier_rows(step: Step) -> Any:
                     colour = _OWN if key == seen - 1 else _NEW if key >= length - new else _CACHED
                     box = {"facecolor": colour if key < seen else style.FAINT, "edgecolor": "none"}
                     axes.add_patch(patches.Rectangle((key + 0.05, y + 0.06), 0.9, 0.88, **box))
-                name = "last token" if candidate == 0 else f"draft {candidate - 1}"
+                name = "newest token" if candidate == 0 else f"draft {candidate - 1}"
                 task = "gives the next" if candidate == new - 1 else f"judges draft {candidate}"
                 axes.text(-0.3, y + 0.5, f"row {row}", ha="right", va="center", color=style.MUTED)
                 text = f"{name}, sees {seen}, {task}"

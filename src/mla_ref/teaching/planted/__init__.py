@@ -6,6 +6,7 @@ test or a reader's own check can put it in its place and see whether anybody not
 
 from mla_ref.teaching.planted.absorbed import latent_attention_scaled_by_its_row
 from mla_ref.teaching.planted.addresses import row_addresses_in_32_bits
+from mla_ref.teaching.planted.checking import lengths_to_check, no_difference_above
 from mla_ref.teaching.planted.clocks import LaunchClock
 from mla_ref.teaching.planted.fp8 import (
     pack_fp8_rows_without_floor,
@@ -54,10 +55,12 @@ __all__ = [
     "index_scores_without_relu",
     "is_verifier_batch_with_padding",
     "latent_attention_scaled_by_its_row",
+    "lengths_to_check",
     "local_lens_counted_down",
     "merge_in_base_2",
     "merge_without_guard",
     "neighbouring_pages_attention",
+    "no_difference_above",
     "pack_fp8_rows_without_floor",
     "rejection_sample_counting_all",
     "rejection_sample_residual_at_the_draft",

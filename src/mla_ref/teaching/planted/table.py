@@ -6,6 +6,7 @@ from typing import Any
 
 from mla_ref.teaching.planted.absorbed import latent_attention_scaled_by_its_row
 from mla_ref.teaching.planted.addresses import row_addresses_in_32_bits
+from mla_ref.teaching.planted.checking import lengths_to_check, no_difference_above
 from mla_ref.teaching.planted.clocks import LaunchClock
 from mla_ref.teaching.planted.fp8 import (
     pack_fp8_rows_without_floor,
@@ -61,6 +62,20 @@ class PlantedBug:
 
 
 PLANTED: tuple[PlantedBug, ...] = (
+    PlantedBug(
+        "B175",
+        ("siboehm/SGEMM_CUDA#20",),
+        no_difference_above,
+        "mla_ref.numerics.compare",
+        "Positions of NaN and infinities are compared first, and only then are numbers.",
+    ),
+    PlantedBug(
+        "B176",
+        ("Infatoshi/kernelbench.com#11", "AMD-AGI/AgentKernelArena#82"),
+        lengths_to_check,
+        "mla_ref.bench.measure",
+        "The result of the timed call itself is checked, before the first and after the last.",
+    ),
     PlantedBug(
         "B077",
         ("pytorch/pytorch#103082", "pytorch/pytorch#108108", "Dao-AILab/flash-attention#1778"),
