@@ -43,7 +43,9 @@ extensions = [
     "sphinxcontrib.bibtex",
     "api_reference",
     "docstrings",
+    "folded_solutions",
     "from_data",
+    "glossary_links",
 ]
 
 # A virtual environment that somebody made inside this folder is full of README.md files.
@@ -130,8 +132,10 @@ nitpick_ignore_regex = [
 
 html_theme = "sphinx_book_theme"
 html_title = "mla_ref"
+html_favicon = "_static/favicon.svg"
 html_static_path = ["_static"]
 html_css_files = ["book.css"]
+html_context = {"default_mode": "auto"}  # Left out, the theme complains on the console.
 html_theme_options = {
     "show_toc_level": 2,
     "use_download_button": True,

@@ -42,7 +42,15 @@ def after_napoleon(app, what, name, obj, options, lines: list[str]) -> None:
         lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
+def signature(app, what, name, obj, options, shown: str | None, returns: str | None):
+    """A default that a dataclass makes anew is no expression, and Sphinx then sets raw text."""
+    if shown is None:
+        return None
+    return shown.replace("<factory>", "..."), returns
+
+
 def setup(app):
+    app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", before_napoleon, priority=400)
     app.connect("autodoc-process-docstring", after_napoleon, priority=600)
     return {"parallel_read_safe": True}

@@ -17,8 +17,12 @@ import textwrap
 from pathlib import Path, PurePosixPath
 
 import api_reference
+import claims_page
+import features_page
+import formats_page
 import receipts_page
 import sm120_page
+import sweep_page
 import validation_page
 from page_table import table
 
@@ -54,6 +58,16 @@ def readme(env) -> str:
 
     body = text.split("\n", maxsplit=1)[1]
     return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", link, body)
+
+
+def contributing(env, name: str) -> str:
+    """A section of CONTRIBUTING.md, by its heading in lower case with hyphens; without heading."""
+    text = (Path(env.srcdir).parent / "CONTRIBUTING.md").read_text("utf-8")
+    for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        if "-".join(re.findall(r"\w+", heading.lower())) == name:
+            return body.strip()
+    raise ValueError(f"CONTRIBUTING.md has no section {name!r}")
 
 
 def ladder_table(env) -> str:
@@ -182,8 +196,13 @@ FUNCTIONS = {
         reasons,
         command_line,
         reference,
+        contributing,
+        *claims_page.FUNCTIONS,
+        *features_page.FUNCTIONS,
+        *formats_page.FUNCTIONS,
         *receipts_page.FUNCTIONS,
         *sm120_page.FUNCTIONS,
+        *sweep_page.FUNCTIONS,
         *validation_page.FUNCTIONS,
     )
 }

@@ -9,11 +9,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "kernels" / "receipts"
 OWN = ("decode", "extend")
 
 
+def receipt_files() -> list[Path]:
+    """One folder a device, in it a file a run."""
+    return sorted(FOLDER.glob("*/*.json"))
+
+
 def receipts(env) -> str:
     """Every receipt, newest first."""
     from mla_ref.bench import read_receipt
 
-    found = [read_receipt(path) for path in sorted(FOLDER.glob("*/*.json"))]
+    found = [read_receipt(path) for path in receipt_files()]
     if not found:
         return "*There is no receipt yet.*"
     found.sort(key=lambda receipt: (receipt.day, receipt.backend), reverse=True)

@@ -1,5 +1,6 @@
 """Receipts belong to kernels as they were: a changed kernel, or another cut, makes them stale."""
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -71,3 +72,25 @@ def test_the_book_says_of_each_receipt_whether_it_is_fresh(monkeypatch):
     monkeypatch.setitem(kernel_hash.KERNEL_HASHES, receipt.backend, lambda: "changed")
     assert "**Stale**" in receipts_page.receipts(None)
     sys.modules.pop("receipts_page")
+
+
+@pytest.mark.parametrize("kind", ["sweep", "tune"])
+def test_a_sweep_and_a_tuning_run_name_their_kernels_and_are_whole(kind):
+    (path,) = (ROOT / "kernels" / "receipts").glob(f"*/{kind}/*.json")
+    found = json.loads(path.read_text("utf-8"))
+    assert found["backend"] in kernel_hash.KERNEL_HASHES and found["kernel_hash"]
+    assert found["machine"]["device"] and found["machine"]["state"]["driver"]
+    if kind == "tune":
+        assert {(t["heads"], t["rows"]) for t in found["trials"]} == {
+            (heads, rows) for heads in (8, 64, 128) for rows in (4, 64)
+        }
+        assert sum(t["chosen"] for t in found["trials"]) == 6
+    else:
+        points = [(p["context"], p["requests"], p["rows_per_request"]) for p in found["points"]]
+        assert points[:64] == [
+            (context, requests, rows)
+            for context in (1024, 16_384, 65_536, 131_072)
+            for requests in (1, 4, 16, 64)
+            for rows in (1, 2, 3, 4)
+        ]
+        assert all(v for p in found["points"] for v in p["total_s"].values())

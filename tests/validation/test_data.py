@@ -11,7 +11,7 @@ from mla_ref.validation.recipe import RECIPES
 from mla_ref.validation.verdict import FACTOR, SENSITIVITY
 
 DATA = Path(__file__).parents[2] / "book" / "data"
-ROWS = ("rows", "rows-triton")
+ROWS = ("rows", "rows-triton", "rows-cupy")
 
 
 def read(name):
@@ -22,12 +22,12 @@ def mean(pair):
     return fsum(pair["kl_of_rows"]) / len(pair["kl_of_rows"])
 
 
-@pytest.mark.parametrize("name", [*ROWS, "modes", "modes-triton", "recipe"])
+@pytest.mark.parametrize("name", [*ROWS, "modes", "modes-triton", "modes-cupy", "recipe"])
 def test_a_file_names_its_command_and_versions_and_holds(name):
     found = read(name)
     assert found["passed"] is True
     assert found["command"].startswith(f"mla-ref validate {name.partition('-')[0]} ")
-    assert "--full" in found["command"] or name == "modes-triton"
+    assert "--full" in found["command"] or name.startswith("modes-")
     assert {"mla_ref", "torch", "python"} <= set(found["versions"])
 
 

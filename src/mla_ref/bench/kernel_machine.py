@@ -14,7 +14,21 @@ import torch
 
 from mla_ref.platform import GpuState, read_gpu, read_gpu_state
 
-PACKAGES = ("mla-ref", "torch", "triton", "cupy", "flash-mla", "flashinfer-python", "b12x", "vllm")
+# CuPy and NVRTC are packaged for each major version of CUDA.
+PACKAGES = (
+    "mla-ref",
+    "torch",
+    "triton",
+    "cupy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-nvrtc",
+    "flash-mla",
+    "flashinfer-python",
+    "b12x",
+    "vllm",
+)
 # What changes which code Triton makes, or whether it is compiled at all.
 SETTINGS = ("DISABLE_MMA_V3", "TRITON_INTERPRET")
 

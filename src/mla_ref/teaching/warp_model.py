@@ -209,7 +209,7 @@ def attend_warp(
 
 
 def _weigh(state: WarpState, scores: Array, scales: Array) -> tuple[Array, Array]:
-    """Powers p = 2^(score - anchor), [32, 4], and p times each group's scale in float16, [32, 4, 4]."""
+    """Powers p = 2^(score - anchor), [32, 4], and p times each scale in float16, [32, 4, 4]."""
     with np.errstate(over="ignore", invalid="ignore"):
         p = np.exp2(scores - state.anchor[:, [0, 1, 0, 1]])
         return p, (p[:, None] * scales).astype(np.float16)
