@@ -360,3 +360,16 @@ def test_splits_fill_a_gpu_once_and_depend_on_the_plan_alone():
             splits = plan_splits(programs, tiles, h200)
             longest = -(-tiles // splits)
             assert splits * longest >= tiles and (splits - 1) * longest < tiles
+
+
+@pytest.mark.parametrize("heads", [8, 20])
+def test_B060_queries_that_lie_2_31_numbers_apart(heads):
+    """Address space alone: what nobody touches of the 4.3 GB takes no memory."""
+    near, cache, lists = problem(rows=2, heads=heads, k=32)
+    apart = torch.empty(2**31 + 8 + near[0].numel(), dtype=near.dtype)
+    q = apart.as_strided(near.shape, (2**31 + 8, *near.stride()[1:]))
+    q.copy_(near)
+    found, expected = (
+        plan_for(x, cache, lists).extend(x, cache, lists, softmax_scale=SCALE) for x in (q, near)
+    )
+    assert_same_bits(found, expected)
