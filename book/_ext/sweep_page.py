@@ -37,6 +37,37 @@ def sweep(env) -> str:
     return "\n\n".join([*blocks, "**A chunk of a prompt**, µs", table(rows)])
 
 
+def parts_model(env) -> str:
+    """How far off the model of each part is, and what it foretells for two cards."""
+    from statistics import median
+
+    from mla_ref.bench.roofline_devices import DEVICES, H200
+    from mla_ref.bench.roofline_parts import PARTS as MODELS
+    from mla_ref.bench.roofline_parts import hold_part, part_rates
+
+    points = _newest("sweep")["points"]
+    cards = [card for card in DEVICES if not card.measured]
+    shapes = [
+        next(p for p in points if (p["context"], p["requests"], p["rows_per_request"]) == key)
+        for key in ((16_384, 1, 4), (131_072, 16, 4))
+    ]
+    names = [f"{p['requests']} x 4 rows, {p['context']:,} tokens" for p in shapes]
+    head = ["part", "a call waits, µs", "median error", "largest error"]
+    head += [f"{name}: {who}" for name in names for who in ("H200", *(c.name for c in cards))]
+    rows = [head, ["---", *["--:"] * (len(head) - 1)]]
+    for part in MODELS:
+        rates = part_rates(points, part, H200)
+        errors = [abs(h.error) for h in hold_part(points, part, H200) if not h.calibrates]
+        cells = [part.name, f"{rates.step_s * 1e6:.1f}"]
+        cells += [f"{median(errors):.0%}", f"{max(errors):.0%}"]
+        for point in shapes:
+            cells.append(_us(point["parts"][part.name]))
+            for card in cards:
+                cells.append(f"*{rates.on(card, H200).expected_s(point, card) * 1e6:.1f}*")
+        rows.append(cells)
+    return table(rows)
+
+
 def tuned(env) -> str:
     """For each shape the fastest configuration, the next one, and the plan's own choice."""
     found = _newest("tune")
@@ -74,4 +105,4 @@ def _share(point: dict, kind: str) -> str:
     return f"{point['shares'][kind][kind]:.0%}"
 
 
-FUNCTIONS = (sweep, tuned)
+FUNCTIONS = (sweep, parts_model, tuned)
