@@ -175,8 +175,10 @@ def test_an_end_token_ends_all_ways() -> None:
 def test_a_verifier_that_accepts_everything_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     right = runner.verify
 
-    def accepts_all(logits: Tensor, drafts: Any, params: Any, positions: Any) -> NewTokens:
-        found = right(logits, drafts, params, positions)
+    def accepts_all(
+        logits: Tensor, drafts: Any, params: Any, positions: Any, **more: Any
+    ) -> NewTokens:
+        found = right(logits, drafts, params, positions, **more)
         texts = [[*d, t[-1]] for d, t in zip(drafts, found.token_ids, strict=True)]
         return NewTokens(texts, [len(d) for d in drafts])
 
@@ -192,8 +194,8 @@ def test_a_verifier_that_accepts_everything_gets_no_time(monkeypatch: pytest.Mon
 def test_a_way_that_changes_between_repeats_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     right, calls = runner.verify, iter(range(10**6))
 
-    def forgets(*args: Any) -> NewTokens:
-        found = right(*args)
+    def forgets(*args: Any, **more: Any) -> NewTokens:
+        found = right(*args, **more)
         late = next(calls) > 26
         return NewTokens([[(i + late) % VOCAB for i in t] for t in found[0]], found[1])
 

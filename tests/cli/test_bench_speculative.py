@@ -116,8 +116,8 @@ def test_prompts_come_from_a_file(tmp_path: Path) -> None:
 def test_a_wrong_text_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = runner.verify
 
-    def off(logits: Any, drafts: Any, params: Any, positions: Any) -> NewTokens:
-        found = right(logits, drafts, params, positions)
+    def off(logits: Any, drafts: Any, params: Any, positions: Any, **more: Any) -> NewTokens:
+        found = right(logits, drafts, params, positions, **more)
         wrong = bool(drafts[0])
         return NewTokens([[(i + wrong) % 128 for i in t] for t in found[0]], found[1])
 
