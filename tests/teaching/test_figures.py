@@ -135,9 +135,16 @@ def test_the_same_data_give_the_same_bytes():
     assert first == second
 
 
+@pytest.fixture(scope="module")
+def drawn():
+    """Each figure once, not all of them for each."""
+    torch.manual_seed(0)
+    return all_figures()
+
+
 @pytest.mark.parametrize("name", figures.__all__)
-def test_no_two_labels_overlap(name):
-    figure = all_figures()[name]
+def test_no_two_labels_overlap(name, drawn):
+    figure = drawn[name]
     figure.draw_without_rendering()
     labels = [text for axes in figure.axes for text in axes.texts if len(text.get_text()) > 1]
     boxes = [(t.get_text(), t.get_window_extent()) for t in labels]
