@@ -20,13 +20,13 @@ SMOLLM2 := 0.1.2
 # What pip installs for a target (extras of pyproject.toml), and about how much that is on top of
 # the base packages: torch, numpy, rich, typer, jaxtyping.
 EXTRAS_ladder := model
-EXTRAS_test := model,peers,test,triton
+EXTRAS_test := model,peers,test,triton,nvrtc
 EXTRAS_test-fast := test
 EXTRAS_lint := lint
 EXTRAS_lessons := lessons,model
 EXTRAS_book := book,model
 SIZE_ladder := 10 MB
-SIZE_test := 270 MB
+SIZE_test := 360 MB
 SIZE_test-fast := 40 MB
 SIZE_lint := 30 MB
 SIZE_lessons := 80 MB

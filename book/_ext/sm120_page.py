@@ -33,6 +33,30 @@ def sm120_verdicts(env) -> str:
     return f"{table(rows)}\n\nCompiled with {tools}."
 
 
+def sm120_cuda(env) -> str:
+    """The same of the CUDA kernels."""
+    from mla_kernels.audit import read_record
+    from mla_kernels.audit.cuda import CUDA_RECORD
+    from mla_kernels.kernel_hash import cuda_source_hash
+
+    record = read_record(CUDA_RECORD)
+    rows = [
+        ["kernel", "shared, B", "registers", "spills", "blocks an SM", "SM120"],
+        ["---", "--:", "--:", "--:", "---", "---"],
+    ]
+    for name, entry in record["compilations"].items():
+        it = entry["targets"]["sm_120"]
+        verdict = "fits" if it["fits"] else "**does not fit**: " + "; ".join(it["reasons"])
+        held = f"{it['blocks_per_sm']}, by {it['limited_by']}"
+        spills = f"{it['spills']}, in loops {it['spills_in_loops']}" if it["spills"] else "none"
+        cells = [f"{it['shared_bytes']:,}", it["registers"], spills, held, verdict]
+        rows.append([f"`{entry['file']}`: `{name}`", *cells])
+    tools = ", ".join(f"{name} {version}" for name, version in record["tools"].items())
+    fresh = record["source_hash"] == cuda_source_hash()
+    more = "" if fresh else " ***Stale**: the sources have changed since.*"
+    return f"{table(rows)}\n\nCompiled with {tools}.{more}"
+
+
 def sm120_budget(env) -> str:
     """The figure, as SVG in the page."""
     from mla_kernels.audit import read_record
@@ -165,6 +189,7 @@ def us(seconds: float) -> str:
 
 FUNCTIONS = (
     sm120_verdicts,
+    sm120_cuda,
     sm120_budget,
     roofline_errors,
     roofline_predictions,

@@ -28,14 +28,19 @@ def triton_hash() -> str:
 
 
 def cuda_hash() -> str:
-    """One hash of all CUDA source without its comments, and one of the choice of splits."""
+    """One hash of all CUDA source, and one of the choice of splits."""
+    splits = source_hash(FOLDER / "cuda_kernels" / "attention.py", "plan_splits")
+    return f"{cuda_source_hash()}-{splits}"
+
+
+def cuda_source_hash() -> str:
+    """One hash of all CUDA source, without its comments."""
     folder = FOLDER / "cuda_kernels"
     text = [
         " ".join(re.sub(r"//[^\n]*", "", path.read_text("utf-8")).split())
         for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")])
     ]
-    kernels = hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
-    return f"{kernels}-{source_hash(folder / 'attention.py', 'plan_splits')}"
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
 
 
 # By the name of the backend.

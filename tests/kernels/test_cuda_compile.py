@@ -1,31 +1,33 @@
 """The CUDA kernels compile for SM90 and SM120 without a GPU, and fit: where NVRTC is installed."""
 
 import ctypes
+import os
 import re
 
 import pytest
 
-from mla_kernels.audit.cubin import find_tool, read_cubin
-from mla_kernels.audit.verdict import judge
-from mla_kernels.cuda_kernels import arguments, attention, cache_write, merge
+from mla_kernels.audit.cubin import find_tool
+from mla_kernels.audit.cuda import CUDA_RECORD, KERNELS, audit_cuda
+from mla_kernels.audit.record import differences, read_record
+from mla_kernels.cuda_kernels import arguments, attention
 from mla_kernels.cuda_kernels.nvrtc import compile_cubin, find_library
 from mla_kernels.cuda_kernels.source import FOLDER, SHARED_LIMIT, read_source
 from mla_kernels.cuda_kernels.union import UNION
+from mla_kernels.kernel_hash import cuda_source_hash
 
-KERNELS = (
-    *attention.FAST.values(),
-    *attention.SIMPLE.values(),
-    UNION,
-    merge.ALONE,
-    cache_write.KERNEL,
-)
 FILES = sorted({kernel.file for kernel in KERNELS})
 CAPABILITIES = ((9, 0), (12, 0))
 
 
+# What no plan chooses may fall short, and the record says so.
+UNCHOSEN = (UNION, attention.MMA)
+
+
 def require_nvrtc():
     if find_library() is None:
-        pytest.skip("no NVRTC is installed (nvidia-cuda-nvrtc-cu12 or -cu13)")
+        reason = "no NVRTC is installed (nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)"
+        assert os.environ.get("MLA_REF_REQUIRE_NVRTC") != "1", reason
+        pytest.skip(reason)
 
 
 def require_disassembler():
@@ -48,14 +50,28 @@ def test_B132_every_file_compiles_without_a_gpu(file, capability):
             assert kernel.name.encode() in cubin
 
 
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
-def test_B086_each_kernel_fits_sm120(kernel):
+@pytest.fixture(scope="module")
+def audited():
     require_disassembler()
-    facts = read_cubin(compile_cubin(kernel.file, (12, 0)))[kernel.name]
-    verdict = judge(
-        facts, (12, 0), threads=kernel.threads, dynamic_shared_bytes=kernel.shared_bytes
-    )
-    assert verdict.fits, verdict.reasons
+    return audit_cuda()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.name)
+def test_B086_each_kernel_that_a_plan_chooses_fits_sm120(kernel, audited):
+    found = audited["compilations"][kernel.name]["targets"]["sm_120"]
+    assert found["fits"] or kernel in UNCHOSEN, found["reasons"]
+    assert found["shared_bytes"] <= SHARED_LIMIT
+
+
+def test_the_cuda_audit_comes_out_as_recorded(audited):
+    record = read_record(CUDA_RECORD)
+    assert differences(audited, record) == [], "run python -m mla_kernels.audit --cuda --write"
+
+
+def test_no_cuda_source_has_changed_since_the_audit():
+    record = read_record(CUDA_RECORD)
+    assert record["source_hash"] == cuda_source_hash(), "run python -m mla_kernels.audit --cuda"
+    assert set(record["compilations"]) == {kernel.name for kernel in KERNELS}
 
 
 @pytest.mark.parametrize("file", FILES)

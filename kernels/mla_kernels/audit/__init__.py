@@ -1,8 +1,9 @@
 """Does a kernel fit SM120? Compiled without a GPU, read from the machine code, kept as data.
 
 `cubin` reads whatever cubin it is given and `verdict` judges it; `compile_triton` makes one from a
-Triton kernel. `python -m mla_kernels.audit` does it for all of them, and `record` keeps the result
-in `sm120-audit.json` beside this file.
+Triton kernel, `cuda` from the CUDA kernels. `python -m mla_kernels.audit` does it for all of them,
+with `--cuda` for the latter, and `record` keeps the results in `sm120-audit.json` and
+`cuda-audit.json` beside this file.
 """
 
 from mla_kernels.audit.cubin import CubinFacts, read_cubin

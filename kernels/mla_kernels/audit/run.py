@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from mla_kernels.audit.compile_triton import compile_for
-from mla_kernels.audit.cubin import read_cubin
+from mla_kernels.audit.cubin import CubinFacts, read_cubin
 from mla_kernels.audit.record import KERNELS, SM120
 from mla_kernels.audit.shared_map import allocate, shared_uses
-from mla_kernels.audit.verdict import judge
+from mla_kernels.audit.verdict import Verdict, judge
 from mla_kernels.source_hash import source_hash
 from mla_kernels.triton_kernels.signature import Compilation
 from mla_ref.platform import Capability, Probes, require, sm_name
@@ -73,11 +73,16 @@ def audit_one(compilation: Compilation, target: Capability) -> dict[str, Any]:
     verdict = judge(
         facts, target, threads=made.threads, dynamic_shared_bytes=made.dynamic_shared_bytes
     )
+    entry = entry_of(facts, verdict, made.dynamic_shared_bytes)
+    return entry | {"shared_uses": shared_uses(allocate(made.ttgir, target))}
+
+
+def entry_of(facts: CubinFacts, verdict: Verdict, dynamic_shared_bytes: int) -> dict[str, Any]:
+    """What a record holds of a kernel compiled for one compute capability."""
     return {
         "fits": verdict.fits,
         "reasons": list(verdict.reasons),
-        "shared_bytes": facts.static_shared_bytes + made.dynamic_shared_bytes,
-        "shared_uses": shared_uses(allocate(made.ttgir, target)),
+        "shared_bytes": facts.static_shared_bytes + dynamic_shared_bytes,
         "registers": facts.registers,
         "stack_bytes": facts.stack_bytes,
         "spills": facts.spills,

@@ -111,8 +111,7 @@ def part_rates(points: list[Point], part: PartModel, device: Device) -> PartRate
     if len({part.work(point) / part.calls(point) for point in ends}) < 2:
         raise ValueError(f"points must hold two sizes with a time of {part.name}")
     (c1, w1, t1), (c2, w2, t2) = (
-        (part.calls(p), part.work(p), _seconds(p, part) - device.launch_s.value)
-        for p in ends
+        (part.calls(p), part.work(p), _seconds(p, part) - device.launch_s.value) for p in ends
     )
     # Two equations, t = calls * step + work / rate.
     a_unit = (t2 * c1 - t1 * c2) / (w2 * c1 - w1 * c2)
