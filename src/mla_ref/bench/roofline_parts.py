@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mla_ref.bench.kernel_step import CONVERT, SCORES, TOPK
 from mla_ref.bench.roofline_devices import Device
 
 Point = Mapping[str, Any]
@@ -44,9 +45,9 @@ class PartModel:
 
 
 PARTS = (
-    PartModel("index scores", _pairs, lambda point: int(point["requests"]), True),
-    PartModel("top-k", _pairs, lambda point: 1, False),
-    PartModel("slots", _entries, lambda point: 1, False),
+    PartModel(SCORES, _pairs, lambda point: int(point["requests"]), True),
+    PartModel(TOPK, _pairs, lambda point: 1, False),
+    PartModel(CONVERT, _entries, lambda point: 1, False),
 )
 
 

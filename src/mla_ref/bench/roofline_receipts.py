@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from mla_ref.bench.kernel_workload import DISJOINT, ROWS_PER_REQUEST, KernelShape
+from mla_ref.bench.kernels import DECODE
 from mla_ref.bench.receipt import Receipt, ReceiptLine
 from mla_ref.bench.roofline_devices import Device, Fact
 from mla_ref.bench.roofline_kernels import Design, Estimate, predict
 from mla_ref.checks import require_choice
 
-DECODE = "decode"
 # Query heads that share a gathered row, and the most pieces of a list, by backend: for at most so
 # many heads. Triton's programs take 32 heads at most, a block of the CUDA kernels 64.
 BUILT = {
