@@ -11,6 +11,7 @@ CLAIMS = (
     ("any CPU", "CUDA C++ built for the host", "computes right",
      "tests/kernels/test_cuda_emulation.py"),
     ("SM120", "Triton kernels: do they fit?", "compiled only", "tests/kernels/test_audit.py"),
+    ("SM120", "CUDA kernels: do they fit?", "compiled only", "tests/kernels/test_cuda_compile.py"),
     ("SM120", "times", "predicted only", "tests/bench/test_roofline_kernels.py"),
     ("other NVIDIA, AMD, Intel and Apple GPUs", "everything", "untested", ""),
 )  # fmt: skip
