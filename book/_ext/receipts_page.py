@@ -36,15 +36,20 @@ def _receipt(receipt) -> Iterator[str]:
         f"{machine.num_sms} multiprocessors ({machine.sm}), driver {machine.state.driver}, power "
         f"limit {machine.state.power_limit_w:.0f} W, copy "
         f"{receipt.ceilings.copy_bytes_s / 1e12:.2f} TB/s; {versions}; settings: {settings}. "
-        f"Kernels `{receipt.kernel_hash}`. {cases} conformance cases passed in the same "
+        f"Kernels {hash_parts(receipt.kernel_hash)}. {cases} conformance cases passed in the same "
         f"run. Times: {receipt.clock}."
     )
     model = {(h.line.workload, h.line.rows, h.line.heads): h for h in _held(receipt)}
     for workload in dict.fromkeys((line.workload, line.overlap) for line in receipt.lines):
         name, overlap = workload
         words = "different slots in every row" if name == "disjoint" else f"{overlap:.0%} in common"
-        yield f"**{name}**: {words}."
+        yield f"**{name}**: {words}; times in µs."
         yield table(_rows([x for x in receipt.lines if (x.workload, x.overlap) == workload], model))
+
+
+def hash_parts(kernel_hash: str) -> str:
+    """A hash in pieces that a line can break between."""
+    return " ".join(f"`{part}`" for part in (kernel_hash or "none").split("-"))
 
 
 def _held(receipt) -> list:
@@ -68,8 +73,8 @@ def _held(receipt) -> list:
 
 def _rows(lines, model) -> list[list]:
     rows = [
-        ["heads", "rows", "decode, µs", "model, µs", "floor / decode", "extend, µs"]
-        + ["FlashMLA, µs", "FlashMLA / decode"],
+        ["heads", "rows", "decode", "model", "floor / decode", "extend", "FlashMLA"]
+        + ["FlashMLA / decode"],
         ["--:"] * 8,
     ]
     for heads in sorted({line.heads for line in lines}):

@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 from page_table import table
-from receipts_page import FOLDER
+from receipts_page import FOLDER, hash_parts
 
 PARTS = ("index scores", "top-k", "slots")
 
@@ -93,7 +93,7 @@ def _where(found: dict) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"*{found['backend']} on {machine['device']}, driver {machine['state']['driver']}; "
-        f"{versions}. Kernels `{found['kernel_hash']}`, {words}.*"
+        f"{versions}. Kernels {hash_parts(found['kernel_hash'])}, {words}.*"
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from page_figure import inline
 from page_table import table
+from receipts_page import hash_parts
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 # How the page calls what a file calls by its pair.
@@ -47,8 +48,8 @@ def _stale(found: dict) -> str:
     if not found.get("kernel_hash"):
         return ""
     if found["kernel_hash"] == KERNEL_HASHES[found["backend"]]():
-        return f" Kernels `{found['kernel_hash']}`, as they still are."
-    return f" Kernels `{found['kernel_hash']}`; **they have changed since**."
+        return f" Kernels {hash_parts(found['kernel_hash'])}, as they still are."
+    return f" Kernels {hash_parts(found['kernel_hash'])}; **they have changed since**."
 
 
 def validation_summary(env, name: str) -> str:
