@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 EXECUTED = ROOT / "book" / "_build" / "jupyter_execute" / "lessons"
 LESSONS = sorted((ROOT / "lessons").glob("[0-9][0-9]_*.ipynb"))
 NAMES = [path.stem for path in LESSONS]
+BOOK_RAN_ALL = os.environ.get("MLA_REF_REQUIRE_BOOK") == "1"
 
 
 def read(name):
@@ -499,6 +500,8 @@ def check(name, printed, svgs, patterns):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_on_its_own_without_the_model(name, tmp_path, monkeypatch):
+    if BOOK_RAN_ALL and NAMES.index(name) % 3:
+        pytest.skip("in CI the book has just run it; every third is run without the model too")
     printed, svgs = run(name, tmp_path, monkeypatch, model=False)
     assert "Random numbers in place of a real model" in printed
     check(name, printed, svgs, ALWAYS[name])
@@ -509,7 +512,7 @@ def test_a_lesson_runs_on_its_own_without_the_model(name, tmp_path, monkeypatch)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_lesson_runs_on_its_own_with_the_model(name, tmp_path, monkeypatch):
     """In CI it is the book that has just run every lesson."""
-    if os.environ.get("MLA_REF_REQUIRE_BOOK") == "1":
+    if BOOK_RAN_ALL:
         printed, svgs = run_by_the_book(name)
     else:
         printed, svgs = run(name, tmp_path, monkeypatch, model=True)
