@@ -52,6 +52,15 @@ def hash_parts(kernel_hash: str) -> str:
     return " ".join(f"`{part}`" for part in (kernel_hash or "none").split("-"))
 
 
+def kernels_in_words(backend: str, kernel_hash: str) -> str:
+    """The hash of what was measured, and whether the kernels are still those."""
+    from mla_kernels.kernel_hash import KERNEL_HASHES
+
+    same = kernel_hash == KERNEL_HASHES[backend]()
+    words = ", as they still are" if same else "; **they have changed since**"
+    return f"Kernels {hash_parts(kernel_hash)}{words}."
+
+
 def _held(receipt) -> list:
     """The model's times: on a device whose rates nobody measured, by the designs of the H200's."""
     from mla_ref.bench import read_receipt

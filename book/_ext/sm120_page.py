@@ -36,7 +36,7 @@ def sm120_verdicts(env) -> str:
 def sm120_cuda(env) -> str:
     """The same of the CUDA kernels."""
     from mla_kernels.audit import read_record
-    from mla_kernels.audit.cuda import CUDA_RECORD
+    from mla_kernels.audit.record import CUDA_RECORD
     from mla_kernels.kernel_hash import cuda_source_hash
 
     record = read_record(CUDA_RECORD)

@@ -4,7 +4,7 @@ import json
 from functools import cache
 
 from page_table import table
-from receipts_page import FOLDER, hash_parts
+from receipts_page import FOLDER, kernels_in_words
 
 PARTS = ("index scores", "top-k", "slots")
 
@@ -85,15 +85,11 @@ def tuned(env) -> str:
 
 
 def _where(found: dict) -> str:
-    from mla_kernels.kernel_hash import KERNEL_HASHES
-
     machine = found["machine"]
-    fresh = found["kernel_hash"] == KERNEL_HASHES[found["backend"]]()
-    words = "as they still are" if fresh else "**they have changed since**"
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"*{found['backend']} on {machine['device']}, driver {machine['state']['driver']}; "
-        f"{versions}. Kernels {hash_parts(found['kernel_hash'])}, {words}.*"
+        f"{versions}.* {kernels_in_words(found['backend'], found['kernel_hash'])}"
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from page_figure import inline
 from page_table import table
-from receipts_page import hash_parts
+from receipts_page import kernels_in_words
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 # How the page calls what a file calls by its pair.
@@ -43,13 +43,9 @@ def validation_source(env, name: str) -> str:
 
 def _stale(found: dict) -> str:
     """What is to be said where the kernels of a file have changed since."""
-    from mla_kernels.kernel_hash import KERNEL_HASHES
-
     if not found.get("kernel_hash"):
         return ""
-    if found["kernel_hash"] == KERNEL_HASHES[found["backend"]]():
-        return f" Kernels {hash_parts(found['kernel_hash'])}, as they still are."
-    return f" Kernels {hash_parts(found['kernel_hash'])}; **they have changed since**."
+    return f" {kernels_in_words(found['backend'], found['kernel_hash'])}"
 
 
 def validation_summary(env, name: str) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -268,3 +269,13 @@ def test_the_struct_that_python_fills_is_the_struct_that_the_kernel_reads():
         for name in names.split(",")
     ]
     assert found == list(UnionCall._fields_)
+
+
+@pytest.mark.parametrize("capability", [(12, 0), (12, 1)])
+def test_sm12x_where_it_spills_is_not_offered_the_union(monkeypatch, capability):
+    gpu = SimpleNamespace(capability=capability, num_sms=188)
+    monkeypatch.setattr("mla_kernels.cuda_kernels.backend.read_gpu", lambda index: gpu)
+    monkeypatch.setattr(CupyBackend, "_require", lambda *args: None)
+    more = {"max_rows": 4, "max_requests": 1, "device": torch.device("cuda"), "request_rows": 4}
+    with pytest.raises(ValueError, match="the union kernel spills on sm_12"):
+        CupyBackend().plan_union(AttnSpec(8), **more)

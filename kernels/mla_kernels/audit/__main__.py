@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from mla_kernels.audit.listing import list_compilations
-from mla_kernels.audit.record import RECORD, differences, read_record, write_record
+from mla_kernels.audit.record import CUDA_RECORD, RECORD, differences, read_record, write_record
 from mla_kernels.audit.run import audit, source_of, summary, tools
 
 
@@ -53,7 +53,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _cuda(*, write: bool, check: bool) -> int:
-    from mla_kernels.audit.cuda import CUDA_RECORD, audit_cuda
+    from mla_kernels.audit.cuda import audit_cuda
 
     now = audit_cuda(lambda name: print(f"{name} ...", file=sys.stderr))
     print("\n".join(summary(now)))

@@ -6,7 +6,6 @@ of all sources. A kernel that no plan chooses is in it too.
 
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from mla_kernels.audit.cubin import read_cubin
@@ -19,7 +18,6 @@ from mla_kernels.cuda_kernels.union import UNION
 from mla_kernels.kernel_hash import cuda_source_hash
 from mla_ref.platform import Capability, sm_name
 
-CUDA_RECORD = Path(__file__).with_name("cuda-audit.json")
 KERNELS: tuple[Kernel, ...] = (
     *attention.FAST.values(),
     *attention.SIMPLE.values(),

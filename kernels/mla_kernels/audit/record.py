@@ -15,6 +15,7 @@ from mla_ref.platform import Capability, sm_name
 KERNELS = Path(__file__).parents[2]
 # Beside the code and not among the receipts: a backend reads it, from the wheel too.
 RECORD = Path(__file__).with_name("sm120-audit.json")
+CUDA_RECORD = RECORD.with_name("cuda-audit.json")
 SM120: Capability = (12, 0)
 
 Config = TypeVar("Config")

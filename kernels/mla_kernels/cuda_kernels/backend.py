@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mla_kernels.audit.record import CUDA_RECORD, admitted, read_record
 from mla_kernels.cuda_kernels.arguments import NUMBERS
 from mla_kernels.cuda_kernels.attention import (
     is_fast,
@@ -19,6 +20,7 @@ from mla_kernels.cuda_kernels.cache_write import write_fp8_rows
 from mla_kernels.cuda_kernels.emulation.host import emulation_gap
 from mla_kernels.cuda_kernels.merge import BEHIND_DECODE, launch_merge, merge_many
 from mla_kernels.cuda_kernels.union import (
+    UNION,
     RequestRows,
     launch_union,
     plan_union_splits,
@@ -203,11 +205,20 @@ class CupyBackend:
             starts: See `RequestRows.starts`; the plan keeps this very tensor.
 
         Raises:
-            ValueError: With the reason of `supports`, or of the kernel for unions.
+            ValueError: With the reason of `supports`, or of the kernel for unions, which by the
+                audit does not fit SM12x.
         """
         self._require(spec, max_rows, max_requests, device)
         if reason := union_gap(spec):
             raise ValueError(f"the cupy backend does not serve this spec: {reason}")
+        if device.type == "cuda":
+            capability = read_gpu(device.index or 0).capability
+            record = read_record(CUDA_RECORD)
+            if not admitted((UNION.name,), capability, lambda name: (name,), record):
+                raise ValueError(
+                    "the cupy backend does not serve this spec: the union kernel spills on "
+                    f"{sm_name(capability)}, see mla_kernels.audit"
+                )
         requests = RequestRows(request_rows, starts)
         splits = plan_union_splits(
             requests.requests(max_rows),
