@@ -286,3 +286,15 @@ def test_what_a_machine_lacks_is_said_and_not_climbed(monkeypatch):
         15: "backend 'cupy' cannot be used: there is no such package",
     }
     assert len(list(climb([layer]))) == 13
+
+
+def test_without_triton_the_ladder_says_how_to_install_it(monkeypatch):
+    missing = ImportError("backend 'triton' cannot be used")
+    missing.__cause__ = ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    def absent(name):
+        raise missing
+
+    monkeypatch.setattr("mla_ref.ladder.kernel_runs.find_backend", absent)
+    layer = served_activations(3, torch.float32)
+    assert kernel_gap(14, layer) == 'triton is not installed: pip install "mla-ref[triton]"'

@@ -17,6 +17,7 @@ from mla_ref.ladder.activations import LayerActivations
 from mla_ref.ladder.run import PAGE_SIZE, Run, against, filled_pages, timed
 from mla_ref.ladder.sparse_runs import SparseResult, absorbed_query, projected
 from mla_ref.numerics import AttentionResult, compare
+from mla_ref.platform.packages import install_command
 
 # 1 + 3 drafts.
 ROWS = 4
@@ -28,7 +29,10 @@ def kernel_gap(number: int, layer: LayerActivations) -> str:
     try:
         backend = find_backend(BACKENDS[number])
     except ImportError as error:
-        return str(error.__cause__ or error)
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            return f"{cause.name} is not installed: {install_command(cause.name)}"
+        return str(cause or error)
     spec = _spec(layer)
     if spec.q_dtype == torch.float64:
         return "the kernels take float32 and bfloat16"
