@@ -46,6 +46,7 @@ extensions = [
     "folded_solutions",
     "from_data",
     "glossary_links",
+    "joined_streams",
 ]
 
 # A virtual environment that somebody made inside this folder is full of README.md files.
@@ -72,7 +73,6 @@ nb_execution_cache_path = _cache or ""
 nb_execution_raise_on_error = True
 nb_execution_timeout = 120  # seconds a cell
 nb_execution_show_tb = True
-nb_merge_streams = True
 
 
 def copy_lessons(app):

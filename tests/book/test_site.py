@@ -283,6 +283,32 @@ def test_B138_an_error_shown_on_purpose_and_a_venv_inside_the_source_do_not(page
 
 
 @pytest.mark.slow
+def test_printed_text_comes_in_whole_lines_and_in_order_however_the_kernel_cut_it(
+    pages: Path,
+) -> None:
+    flush = "sys.stdout.flush(); time.sleep(0.4)"
+    lines = [
+        "import sys, time",
+        f"print('first', end=''); {flush}",
+        f"print(' line'); {flush}",
+        "print('second line')",
+        "display({'text/html': '<i>a figure</i>'}, raw=True)",
+        f"print('third', end=''); {flush}",
+        "print(' line')",
+    ]
+    write_notebook(pages / "lesson.ipynb", "\n".join(lines), "remove-input")
+    result = build(pages)
+    assert result.returncode == 0, result.stderr
+    executed = nbformat.read(pages / "_build/jupyter_execute/lesson.ipynb", as_version=4)
+    kinds = [output.output_type for output in executed.cells[1].outputs]
+    assert kinds.index("display_data") > 1, "the kernel did not cut the text: no test"
+    html = (pages / "_build/html/lesson.html").read_text("utf-8")
+    blocks = re.findall(r"<pre>(?:<span></span>)?(.*?)</pre>|<i>(a figure)</i>", html, re.DOTALL)
+    shown = [text or figure for text, figure in blocks]
+    assert shown == ["first line\nsecond line\n", "a figure", "third line\n"]
+
+
+@pytest.mark.slow
 def test_B123_the_reference_may_not_need_a_package_for_gpus(pages: Path) -> None:
     # Both can be imported here, as where they are installed, or mocked: the build must notice.
     text = "# Reference\n"
