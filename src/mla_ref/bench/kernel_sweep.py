@@ -1,7 +1,7 @@
 """Whole attention steps over contexts, concurrency and drafts: what each part takes, and its share.
 
-The shares say where work on a kernel pays: at 1k tokens the attention, at 128k the index scores,
-which are the only part that grows with the context.
+The shares say where work on a kernel pays. On an H200 it is the top-k at 1k tokens and the index
+scores at 128k, the two parts that grow with the context (`kernels/receipts/nvidia-h200/sweep`).
 """
 
 from collections.abc import Iterator, Sequence
