@@ -54,11 +54,19 @@ def hash_parts(kernel_hash: str) -> str:
 
 def kernels_in_words(backend: str, kernel_hash: str) -> str:
     """The hash of what was measured, and whether the kernels are still those."""
-    from mla_kernels.kernel_hash import KERNEL_HASHES
+    from mla_kernels.kernel_hash import changed_since
 
-    same = kernel_hash == KERNEL_HASHES[backend]()
-    words = ", as they still are" if same else "; **they have changed since**"
+    changed = changed_since(backend, kernel_hash)
+    if changed == ():
+        words = ", as they still are"
+    else:
+        words = f"; **changed since**: {named(changed) if changed else 'how much is not recorded'}"
     return f"Kernels {hash_parts(kernel_hash)}{words}."
+
+
+def named(sources) -> str:
+    """Names of sources as code."""
+    return ", ".join(f"`{source}`" for source in sources)
 
 
 def _held(receipt) -> list:
@@ -122,14 +130,19 @@ def _us(line) -> str:
 
 
 def _freshness(receipt) -> str:
-    from mla_kernels.kernel_hash import KERNEL_HASHES
-    from mla_ref.bench import is_fresh
+    from mla_kernels.kernel_hash import changed_since
 
-    if is_fresh(receipt, KERNEL_HASHES[receipt.backend]()):
+    changed = changed_since(receipt.backend, receipt.kernel_hash or "")
+    if changed == ():
         return "*Fresh: the kernels, and how they are cut, are still those that were measured.*"
+    if changed is None:
+        return (
+            "***Stale**: the kernels or how they are cut have changed since. These times are of "
+            "what they were.*"
+        )
     return (
-        "***Stale**: the kernels or how they are cut have changed since. These times are of what "
-        "they were.*"
+        f"***Stale in part**: {named(changed)} changed since, so times that rest on these are of what "
+        "they were; all other sources are as they were measured.*"
     )
 
 

@@ -131,9 +131,11 @@ class KernelPlan(ABC):
         """Raise unless a run fits its plan and the kernels; reads no values."""
         require_planned(self.spec, self.max_rows, self.kinds, kind, q, kv_cache, indices)
         require_sparse(q, kv_cache, indices, counts, softmax_scale, self.spec.kv_lora_rank)
-        if kv_cache.dtype == torch.float32 != q.dtype:
+        if kv_cache.dtype not in (torch.uint8, q.dtype):
+            # What fits SM120 was compiled for both alike; with two kinds products are in float32.
             raise ValueError(
-                f"kv_cache is float32, but the plan is for q_dtype {q.dtype}: plan for float32"
+                f"kv_cache must hold FP8 rows or numbers of the plan's q_dtype {q.dtype}, got "
+                f"{kv_cache.dtype}"
             )
         if sink is not None:
             require_float("sink", sink, "h")

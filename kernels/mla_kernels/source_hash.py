@@ -32,18 +32,21 @@ class _Imported(NamedTuple):
 
 
 def source_hash(path: Path, name: str) -> str:
-    """The hash of the top-level function `name` of the file `path`, and of all that it uses.
+    """The hash of the function, class or constant `name` of a file, and of all that it uses.
+
+    Classes that it uses are not followed: what checks a spec is no kernel. One that says how a
+    kernel is cut is named by itself.
 
     Returns:
         16 hex digits of the SHA-256.
 
     Raises:
-        ValueError: The file has no such function.
+        ValueError: The file has nothing of that name at its top level.
     """
     found: dict[_Key, str] = {}
     _collect((path.resolve(), name), found)
     if not found:
-        raise ValueError(f"name must be a function or constant of {path.name}, got {name!r}")
+        raise ValueError(f"name must be a function, class or constant of {path.name}, got {name!r}")
     # Sorted by what it says, not by where it stands: moving a helper to another file is no change.
     return hashlib.sha256("\n".join(sorted(found.values())).encode()).hexdigest()[:_LENGTH]
 
@@ -51,7 +54,7 @@ def source_hash(path: Path, name: str) -> str:
 def _collect(key: _Key, found: dict[_Key, str]) -> None:
     path, name = key
     node = _definitions(path).get(name)
-    if key in found or node is None:
+    if key in found or node is None or (found and isinstance(node, ast.ClassDef)):
         return
     if isinstance(node, _Imported):
         if node.path is not None:
@@ -96,7 +99,7 @@ def _collect_attribute(path: Path, module: str, attribute: str, found: dict[_Key
 def _parse(path: Path, modified_ns: int) -> dict[str, ast.stmt | _Imported]:
     found: dict[str, ast.stmt | _Imported] = {}
     for node in ast.parse(path.read_text("utf-8")).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found[node.name] = _without_docstrings(node)
         elif isinstance(node, ast.Assign):
             for name in (t.id for t in node.targets if isinstance(t, ast.Name)):
@@ -118,9 +121,10 @@ def _definitions(path: Path) -> dict[str, ast.stmt | _Imported]:
     return _parse(path, path.stat().st_mtime_ns)
 
 
-def _without_docstrings(node: ast.FunctionDef) -> ast.FunctionDef:
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.FunctionDef) and ast.get_docstring(inner) is not None:
+def _without_docstrings(node: ast.FunctionDef | ast.ClassDef) -> ast.FunctionDef | ast.ClassDef:
+    documented = [n for n in ast.walk(node) if isinstance(n, (ast.FunctionDef, ast.ClassDef))]
+    for inner in documented:
+        if ast.get_docstring(inner) is not None:
             inner.body = inner.body[1:] or [ast.Pass()]
     return node
 

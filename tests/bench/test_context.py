@@ -3,7 +3,6 @@
 import json
 import math
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,15 +25,6 @@ pytestmark = pytest.mark.thorough
 
 HEADS, PAGE_SIZE = 2, 16
 FAST = {"heads": HEADS, "head_dim": 8, "page_size": PAGE_SIZE, "warmup": 0, "repeats": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

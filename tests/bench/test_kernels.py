@@ -82,6 +82,17 @@ def test_a_way_for_the_rows_of_a_request_is_timed_on_the_verifier_workload_alone
     assert [line.name for line in point.lines] == ["decode", "extend"]
 
 
+def test_a_union_that_is_not_offered_here_is_a_line_with_the_reason() -> None:
+    class Refuses(TorchBackend):
+        def plan_union(self, *args: Any, **more: Any) -> None:
+            raise ValueError("the union kernel spills on sm_120")
+
+    point = measure(as_adapter(Refuses()), small_workload())
+    union = next(line for line in point.lines if line.name == "decode by union")
+    assert isinstance(union.outcome, NoTime) and "spills on sm_120" in union.outcome.why
+    assert all(line.seconds for line in point.lines if line is not union)
+
+
 def test_a_backend_with_a_wrong_result_gets_no_time() -> None:
     point = measure(Adapter(decode=off_by(0.1, 3)), small_workload())
     (line,) = point.lines

@@ -1,7 +1,7 @@
 """The bench of routing: equal rows both ways, what is counted, and sentences that do not boast."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,15 +27,6 @@ pytestmark = pytest.mark.thorough
 
 SIZES: dict[str, Any] = {"heads": 2, "topk": 80, "context": 90, "multiprocessors": 188}
 FAST: dict[str, Any] = SIZES | {"num_verifiers": 3, "warmup": 0, "repeats": 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,6 @@ def measure(*drafters: Any, **kwargs: Any) -> list[SpeculativeRow]:
 @pytest.fixture(scope="module")
 def rows() -> list[SpeculativeRow]:
     return measure(knowing(), prompts=PROMPTS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # ---- what is run

@@ -11,7 +11,9 @@ from mla_kernels.cuda_kernels.arguments import Call
 from mla_kernels.cuda_kernels.attention import is_fast, plan_splits, require_readable
 from mla_kernels.cuda_kernels.backend import CupyBackend
 from mla_kernels.cuda_kernels.cache_write import write_fp8_rows
+from mla_kernels.cuda_kernels.merge import merge_many
 from mla_ref.backends import AttnSpec, find_backend
+from mla_ref.bench.roofline_receipts import BUILT
 
 CPU = torch.device("cpu")
 CACHE = torch.zeros(2, 64, 656, dtype=torch.uint8)
@@ -128,11 +130,11 @@ def test_B088_a_tensor_that_a_kernel_would_misread_is_refused(cache, indices, er
     ("change", "error", "words"),
     [
         ({"kv_rows": torch.zeros(2, 500)}, ValueError, "kv_rows must be"),
-        ({"slots": torch.zeros(3, dtype=torch.int64)}, ValueError, "one slot a row"),
+        ({"slots": torch.zeros(3, dtype=torch.int64)}, ValueError, "one a row of kv_rows"),
         ({"slots": torch.zeros(2, dtype=torch.int16)}, TypeError, "int32 or int64"),
         ({"slots": torch.tensor([0, 128])}, ValueError, "slots holds 128"),
         ({"slots": torch.tensor([5, 5])}, ValueError, "must not list a slot twice"),
-        ({"cache": CACHE[..., :576]}, ValueError, "the bytes of an FP8 row"),
+        ({"cache": CACHE[..., :576]}, ValueError, "bytes of a row"),
         ({"scale_rule": "fp64"}, ValueError, "scale_rule"),
     ],
 )
@@ -140,6 +142,29 @@ def test_the_writer_refuses_what_it_cannot_write(change, error, words):
     given = {"cache": CACHE, "kv_rows": torch.zeros(2, 576), "slots": torch.tensor([0, 1])}
     with pytest.raises(error, match=words):
         raw(write_fp8_rows)(**(given | change))
+
+
+def test_parts_are_merged_from_any_address_and_none_is_an_empty_result(monkeypatch):
+    def at_16_bytes(parts, result, sink, kernel):
+        assert parts.out.data_ptr() % 16 == 0 and parts.out.is_contiguous()
+        result.out.copy_(parts.out[0])
+        result.lse.copy_(parts.lse[0])
+
+    monkeypatch.setattr("mla_kernels.cuda_kernels.merge.launch_merge", at_16_bytes)
+    outs, lses = torch.zeros(1 + 2 * 3 * 512)[1:].view(2, 3, 512), torch.ones(2, 3)
+    assert outs.data_ptr() % 16
+    assert (merge_many(outs, lses).lse == 1).all()
+    none = merge_many(outs[:0], lses[:0])
+    assert none.out.shape == (3, 512) and (none.out == 0).all() and (none.lse == -torch.inf).all()
+
+
+def test_the_roofline_model_s_design_is_how_the_kernels_are_cut():
+    """At many rows: there the model takes the share of the rate, and its one number, from."""
+    multiprocessors = 132
+    for heads in range(1, 129):
+        block, most = next((b, s) for upto, b, s in BUILT["cupy"] if heads <= upto)
+        assert block == attention.BLOCK_HEADS[attention.fast_kind(256, heads)]
+        assert plan_splits(1, 1, 2**16, multiprocessors) == most
 
 
 def test_an_empty_grid_starts_nothing():

@@ -19,11 +19,15 @@ FILES = sorted({kernel.file for kernel in KERNELS})
 CAPABILITIES = ((9, 0), (12, 0))
 
 
+def missing(reason):
+    if os.environ.get("MLA_REF_REQUIRE_NVRTC") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
 def require_nvrtc():
     if find_library() is None:
-        reason = "no NVRTC is installed (nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)"
-        assert os.environ.get("MLA_REF_REQUIRE_NVRTC") != "1", reason
-        pytest.skip(reason)
+        missing("no NVRTC is installed (nvidia-cuda-nvrtc-cu12 or nvidia-cuda-nvrtc)")
 
 
 def require_disassembler():
@@ -31,8 +35,8 @@ def require_disassembler():
     try:
         find_tool("cuobjdump")
         find_tool("nvdisasm")
-    except FileNotFoundError as missing:
-        pytest.skip(str(missing))
+    except FileNotFoundError as error:
+        missing(str(error))
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)

@@ -30,7 +30,11 @@ CHANGES = [
     ("triton", "triton_kernels/split_plan.py", "tiles // 2", "tiles // 3"),
     ("cupy", "cuda_kernels/decode.cu", "wait", "await"),
     ("cupy", "cuda_kernels/rows.cuh", "return", "return 1 +"),
+    ("triton", "triton_kernels/configs.py", "stages: int", "stages: int = 2"),
     ("cupy", "cuda_kernels/attention.py", "def plan_splits(", "def plan_splits(*, more=1, "),
+    ("cupy", "cuda_kernels/source.py", "-std=c++20", "--use_fast_math"),
+    ("cupy", "cuda_kernels/attention.py", "shared_bytes=93_536", "shared_bytes=93_537"),
+    ("cupy", "cuda_kernels/union.py", "multiprocessors // ", "multiprocessors * 2 // "),
 ]
 
 
@@ -62,15 +66,41 @@ def test_a_comment_changes_no_hash(tmp_path, monkeypatch):
     assert now == {name: hash_of() for name, hash_of in kernel_hash.KERNEL_HASHES.items()}
 
 
+@pytest.mark.parametrize(("backend", "file", "old", "new"), CHANGES)
+def test_the_record_says_which_source_changed(backend, file, old, new, tmp_path, monkeypatch):
+    hash_of = kernel_hash.KERNEL_HASHES[backend]
+    shutil.copytree(kernel_hash.FOLDER, tmp_path / "mla_kernels")
+    monkeypatch.setattr(kernel_hash, "FOLDER", tmp_path / "mla_kernels")
+    monkeypatch.setattr(kernel_hash, "RECORD", tmp_path / "mla_kernels" / "kernel_sources.json")
+    kernel_hash.record()
+    then = hash_of()
+    assert kernel_hash.changed_since(backend, then) == ()
+    assert kernel_hash.changed_since(backend, "never recorded") is None
+
+    path = tmp_path / "mla_kernels" / file
+    path.write_text(path.read_text("utf-8").replace(old, new), "utf-8")
+    changed = kernel_hash.changed_since(backend, then)
+    assert changed and all(name.startswith(path.name) for name in changed)
+    kernel_hash.record()
+    assert kernel_hash.changed_since(backend, then) == changed, "a record forgets nothing"
+    assert kernel_hash.changed_since(backend, hash_of()) == ()
+
+
+@pytest.mark.parametrize("path", RECEIPTS, ids=lambda path: path.stem)
+def test_of_each_receipt_the_sources_are_recorded(path):
+    receipt = read_receipt(path)
+    assert kernel_hash.changed_since(receipt.backend, receipt.kernel_hash) is not None
+
+
 def test_the_book_says_of_each_receipt_whether_it_is_fresh(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "book" / "_ext"))
     import receipts_page
 
-    receipt = read_receipt(RECEIPTS[0])
-    monkeypatch.setitem(kernel_hash.KERNEL_HASHES, receipt.backend, lambda: receipt.kernel_hash)
-    assert "*Fresh:" in receipts_page.receipts(None)
-    monkeypatch.setitem(kernel_hash.KERNEL_HASHES, receipt.backend, lambda: "changed")
-    assert "**Stale**" in receipts_page.receipts(None)
+    found = {(): "*Fresh:", ("decode.cu",): "**Stale in part**: `decode.cu`", None: "**Stale**"}
+    for changed, words in found.items():
+        monkeypatch.setattr(kernel_hash, "changed_since", lambda *_, changed=changed: changed)
+        page = receipts_page.receipts(None)
+        assert page.count(words) == len(RECEIPTS)
     sys.modules.pop("receipts_page")
 
 

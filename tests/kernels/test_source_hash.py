@@ -106,8 +106,17 @@ def test_a_function_that_calls_itself_or_its_caller_ends(tmp_path):
     assert hashed(tmp_path, "def kernel(x):\n    return other(x)\ndef other(x):\n    kernel(x)\n")
 
 
+def test_a_class_counts_where_it_is_named_and_not_where_it_is_used(tmp_path):
+    cut = 'class Cut:\n    """Tiles."""\n    def size(self):\n        return 2\n'
+    user = f"{cut}def kernel(cut: Cut):\n    return cut.size()\n"
+    whole, used = hashed(tmp_path, user, "Cut"), hashed(tmp_path, user)
+    for old, new, moves in ((" 2", " 3", True), ("Tiles", "Pieces", False)):
+        assert (hashed(tmp_path, user.replace(old, new), "Cut") != whole) is moves
+        assert hashed(tmp_path, user.replace(old, new)) == used
+
+
 def test_a_name_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"function or constant of file\.py, got 'gone'"):
+    with pytest.raises(ValueError, match=r"function, class or constant of file\.py, got 'gone'"):
         hashed(tmp_path, KERNEL, "gone")
 
 

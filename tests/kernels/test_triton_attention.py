@@ -252,6 +252,29 @@ def test_rows_that_scales_cannot_be_read_at_are_refused():
         both(q, odd, lists)
 
 
+@pytest.mark.parametrize("kinds", [("float16", "bfloat16"), ("bfloat16", "float32")])
+def test_B086_a_cache_of_other_numbers_than_the_plan_was_made_for_is_refused(kinds):
+    """What fits SM120 was compiled for both alike."""
+    of_q, of_cache = (getattr(torch, kind) for kind in kinds)
+    q, cache, lists = problem(cache_format="bf16", dtype=of_q)
+    with pytest.raises(
+        ValueError, match=f"the plan's q_dtype torch.{kinds[0]}, got torch.{kinds[1]}"
+    ):
+        both(q, cache.to(of_cache), lists)
+
+
+@pytest.mark.parametrize("heads", [2, 20])
+def test_B088_counts_may_have_a_step_and_lists_no_gaps(heads):
+    q, cache, lists = problem(heads=heads)
+    counts = torch.tensor([[5, 99], [3, 99]])[:, 0]  # a step forgotten reads 99
+    stepped, dense = (both(q, cache, lists, x) for x in (counts, counts.contiguous()))
+    for found, expected in zip(stepped, dense, strict=True):
+        assert_same_bits(found, expected)
+    gaps = lists.repeat_interleave(2, dim=1)[:, ::2]
+    with pytest.raises(ValueError, match="indices must be contiguous in its last dimension"):
+        both(q, cache, gaps)
+
+
 def test_a_row_has_the_same_bits_alone_and_in_any_order():
     q, cache, lists = problem(rows=4)
     counts = torch.tensor([34, 3, 0, 33])

@@ -126,6 +126,12 @@ def test_a_used_workspace_and_nothing_read_back():
     assert torch.equal(out, twin(scores, lens, 300))
     with pytest.raises(ValueError, match="workspace must be 31896 uint8 bytes at least"):
         select_topk(scores, lens, 300, workspace=workspace[:100])
+    with pytest.raises(ValueError, match="workspace must lie on cpu, it lies on meta"):
+        select_topk(scores, lens, 300, workspace=workspace.to("meta"))
+    with pytest.raises(ValueError, match="begin at a multiple of 8 bytes, got stride 1"):
+        select_topk(scores, lens, 300, workspace=workspace[1:])
+    with pytest.raises(ValueError, match="workspace must be contiguous .* got stride 2"):
+        select_topk(scores, lens, 300, workspace=workspace[::2])
 
 
 @pytest.mark.parametrize("rows, s_kv, k", [(0, 9, 4), (2, 0, 4), (2, 9, 0), (2, 1, 1)])

@@ -30,9 +30,9 @@ from mla_kernels.kernel_hash import cuda_hash
 from mla_kernels.kernel_plan import KernelPlan, new_partials
 from mla_ref.backends import KINDS, AttnSpec
 from mla_ref.backends.protocol import require_kinds
-from mla_ref.checks import describe, require_count
+from mla_ref.checks import describe, require_count, require_same_device
 from mla_ref.numerics import AttentionResult
-from mla_ref.platform import guarded_import, read_gpu, sm_name
+from mla_ref.platform import gpu_of, guarded_import, sm_name
 from mla_ref.platform.compilers import find_nvrtc, nvrtc_gap
 from mla_ref.platform.probes import Probes
 
@@ -149,7 +149,7 @@ class CupyBackend:
         _, error = guarded_import("cupy")
         if error is not None:
             return f"CuPy is needed to compile the kernels and does not import: {error}"
-        capability = read_gpu(device.index or 0).capability
+        capability = gpu_of(device).capability
         version, reason = find_nvrtc(Probes())
         if version is None:
             return f"CuPy finds no NVRTC: {reason}"
@@ -212,13 +212,16 @@ class CupyBackend:
         if reason := union_gap(spec):
             raise ValueError(f"the cupy backend does not serve this spec: {reason}")
         if device.type == "cuda":
-            capability = read_gpu(device.index or 0).capability
+            capability = gpu_of(device).capability
             record = read_record(CUDA_RECORD)
             if not admitted((UNION.name,), capability, lambda name: (name,), record):
                 raise ValueError(
                     "the cupy backend does not serve this spec: the union kernel spills on "
                     f"{sm_name(capability)}, see mla_kernels.audit"
                 )
+        if starts is not None:
+            buffers = torch.empty(0, device=device)
+            require_same_device({"starts": starts, "the plan's buffers": buffers})
         requests = RequestRows(request_rows, starts)
         splits = plan_union_splits(
             requests.requests(max_rows),
@@ -242,4 +245,4 @@ class CupyBackend:
 
 def _multiprocessors(device: torch.device) -> int:
     on_gpu = device.type == "cuda"
-    return read_gpu(device.index or 0).num_sms if on_gpu else EMULATED_SMS
+    return gpu_of(device).num_sms if on_gpu else EMULATED_SMS

@@ -1,6 +1,6 @@
 // What one call of sparse attention hands to a kernel, and the format of a cached row.
 //
-// backend.py fills the same struct through ctypes: a field added here is added there.
+// arguments.py declares the same struct for ctypes: a field added here is added there.
 #pragma once
 
 #include "ptx.cuh"
@@ -28,7 +28,7 @@ struct Call {
   long long page_stride, row_stride;  // strides in bytes
   long long list_row, count_row;      // strides of indices and counts in numbers
   long long out_row, out_head, lse_row, lse_head;  // strides in numbers
-  long long out_split, lse_split;     // strides in numbers; 0 with one split
+  long long out_split, lse_split;     // strides in numbers; not used with one split
   long long slots;                    // pages * page_size
   int rows, heads, topk, splits, split_length, page_size;
   int one_piece;             // pages follow each other without gaps

@@ -507,6 +507,7 @@ extern "C" __global__ void __launch_bounds__(union_threads, 1)
     }
     make_room();
   }
+  __syncthreads();  // the output lies over rows that a late warp may still multiply
 
   // What remains of a column is a factor.
 #pragma unroll

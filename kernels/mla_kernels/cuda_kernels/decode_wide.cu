@@ -320,6 +320,7 @@ extern "C" __global__ void __launch_bounds__(threads, 1)
     }
   }
   if (tiles > 0) add_values(out, shared, shared.ring[(tiles - 1) % stages], warp, lane);
+  __syncthreads();  // a late warp may still read the factors of the last tile
 
   // The column's 16 threads hold its sum in parts; what remains is a factor for each group.
   float sum = state.sum;

@@ -9,7 +9,7 @@
 // parts before it reads them, and what is saved is the time of a launch.
 #include "call.cuh"
 
-constexpr int most = 16;  // parts at a time; a decode step has no more
+constexpr int most = 16;  // parts at a time; of decode steps only those by the union have more
 
 struct Merge {
   const void* outs;   // [parts, rows, heads, width]

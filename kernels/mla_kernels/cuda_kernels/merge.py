@@ -61,13 +61,14 @@ def merge_many(
             f"lses must be float32, and outs that or narrower, got {describe(lses)} and "
             f"{describe(outs)}"
         )
-    out = torch.empty(outs.shape[1:], dtype=outs.dtype, device=outs.device)
-    lse = torch.empty(lses.shape[1:], dtype=lses.dtype, device=lses.device)
-    # A row is a row, whether of heads or not: one head each.
-    flat = AttentionResult(
-        outs.reshape(outs.shape[0], -1, 1, outs.shape[-1]).contiguous(),
-        lses.reshape(lses.shape[0], -1, 1),
-    )
-    result = AttentionResult(out.view(-1, 1, outs.shape[-1]), lse.view(-1, 1))
-    launch_merge(flat, result, None, ALONE)
+    out = torch.zeros(outs.shape[1:], dtype=outs.dtype, device=outs.device)
+    lse = torch.full(lses.shape[1:], -torch.inf, dtype=lses.dtype, device=lses.device)
+    if outs.shape[0] and lse.numel():
+        # A row is a row, whether of heads or not: one head each.
+        rows = outs.reshape(outs.shape[0], -1, 1, outs.shape[-1]).contiguous()
+        if rows.data_ptr() % 16:  # the kernel reads 16 bytes at a time
+            rows = rows.clone()
+        flat = AttentionResult(rows, lses.reshape(lses.shape[0], -1, 1))
+        result = AttentionResult(out.view(-1, 1, outs.shape[-1]), lse.view(-1, 1))
+        launch_merge(flat, result, None, ALONE)
     return AttentionResult(out, lse)

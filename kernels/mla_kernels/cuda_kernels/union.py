@@ -43,6 +43,8 @@ class RequestRows:
         if self.starts is None:
             return
         require_integer("starts", self.starts, "requests_1")
+        if self.starts.shape[0] == 0:
+            raise ValueError("starts must begin with the first request's first row, got []")
         if self.starts.dtype != torch.int32 or not self.starts.is_contiguous():
             raise TypeError(f"starts must be contiguous int32, got {describe(self.starts)}")
 

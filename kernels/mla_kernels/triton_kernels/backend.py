@@ -24,7 +24,7 @@ from mla_ref.backends import KINDS, AttnSpec
 from mla_ref.backends.protocol import require_kinds
 from mla_ref.checks import describe, require_count
 from mla_ref.numerics import AttentionResult
-from mla_ref.platform import interpreter_active, read_gpu, sm_name
+from mla_ref.platform import gpu_of, interpreter_active, sm_name
 
 Q_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 DIMS = (512, 64)
@@ -72,7 +72,7 @@ class TritonPlan(KernelPlan):
             raise ValueError(
                 f"kv_cache must hold bytes, bfloat16, float16 or float32, got {describe(kv_cache)}"
             )
-        require_readable(q, kv_cache)
+        require_readable(q, kv_cache, indices)
 
     def _require_writable(self, out: Tensor) -> None:
         if out.stride(2) != 1:
@@ -136,7 +136,7 @@ class TritonBackend:
                 f"Triton compiles for GPUs, the device is {device.type}; set TRITON_INTERPRET=1 "
                 "before Python starts to run the kernels in Triton's interpreter"
             )
-        gpu = read_gpu(device.index or 0)
+        gpu = gpu_of(device)
         if spec.cache_format == "fp8" and not gpu.features.fp8_conversion:
             return f"{sm_name(gpu.capability)} has no conversion from E4M3, or is not known here"
         return None
@@ -168,13 +168,13 @@ class TritonBackend:
 
 def _capability(device: torch.device) -> tuple[int, int] | None:
     """None where no GPU runs the kernels."""
-    return read_gpu(device.index or 0).capability if device.type == "cuda" else None
+    return gpu_of(device).capability if device.type == "cuda" else None
 
 
 def _slots(spec: AttnSpec, config: Config, device: torch.device) -> int:
     """Programs that run at a time."""
     if device.type != "cuda":
         return INTERPRETER_SLOTS
-    gpu = read_gpu(device.index or 0)
+    gpu = gpu_of(device)
     shared = config.shared_bytes(spec.cache_format)
     return gpu.num_sms * max(gpu.shared_memory_per_block // shared, 1)

@@ -166,6 +166,8 @@ def own_slots(
 ) -> tuple[Int[Tensor, "rows k"], Int[Tensor, " rows"]]:
     """`own_positions` and then `positions_to_slots` of `mla_ref.indexer`, in one kernel.
 
+    Tests alone call it: the ranks of `mla_ref.parallel` filter by the library's own functions.
+
     Args:
         positions: Global positions; -1 is none.
         request_of_row: Which request each row belongs to.

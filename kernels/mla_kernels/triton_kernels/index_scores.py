@@ -195,6 +195,8 @@ def paged_index_scores(
 ) -> Float[Tensor, "rows s_kv"]:
     """Scores of the keys of each row's own request, from the FP8 cache as served.
 
+    Tests alone call it: the part "index_scores", which the engine calls, is for one request.
+
     Args:
         q: E4M3 bytes of the index queries, from `quantise_index_keys`.
         weights: One factor a head, times the scale of the head's query.

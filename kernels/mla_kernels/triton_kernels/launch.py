@@ -6,15 +6,16 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_kernels.triton_kernels.configs import Config, constants, kernel_of, operand_dtypes
+from mla_ref.platform.stream import current_device
 
 LATENT = 512
 SCALES_AT, ROPE_AT, ROW_BYTES = 512, 528, 656  # of an FP8 row
 
 
-def require_readable(q: Tensor, kv_cache: Tensor) -> None:
-    """Raise unless the kernel can address q and the cache: rows without gaps, FP8 rows at fours."""
-    for name, tensor in (("q", q), ("kv_cache", kv_cache)):
-        if tensor.stride(2) != 1 and tensor.shape[2] > 1:
+def require_readable(q: Tensor, kv_cache: Tensor, indices: Tensor) -> None:
+    """Raise unless the kernel can address these: rows without gaps, FP8 rows at fours."""
+    for name, tensor in (("q", q), ("kv_cache", kv_cache), ("indices", indices)):
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise ValueError(
                 f"{name} must be contiguous in its last dimension, got the strides "
                 f"{list(tensor.stride())}"
@@ -78,21 +79,26 @@ def launch_attention(
     if page_stride == page_size * slot_stride:
         # Pages follow one another: pages of one slot need no division, and are the same memory.
         page_size, page_stride = 1, slot_stride
-    kernel_of(config)[(rows * triton.cdiv(heads, config.heads), splits)](
-        q, numbers, scales, rotary, indices, counts, sink, outs, lses,
-        heads, topk, tiles * config.tokens, kv_cache.shape[0] * kv_cache.shape[1], softmax_scale,
-        *q.stride()[:2], page_stride, slot_stride, indices.stride(0),
-        0 if sink is None else sink.stride(0),
-        *outs.stride()[:3], *lses.stride(),
-        **constants(
-            config,
-            cache_format,
-            latent,
-            rope,
-            page_size=page_size,
-            interpreted=interpreted,
-            aligned=all(n % 16 == 0 for n in (kv_cache.data_ptr(), *kv_cache.stride()[:2])),
-        ),
-        num_warps=config.warps,
-        num_stages=config.stages,
-    )  # fmt: skip
+    if counts is not None:
+        counts = counts.contiguous()  # the kernel reads counts_ptr + row
+    kernel = kernel_of(config)[(rows * triton.cdiv(heads, config.heads), splits)]
+    with current_device(q.device):
+        kernel(
+            q, numbers, scales, rotary, indices, counts, sink, outs, lses,
+            heads, topk, tiles * config.tokens, kv_cache.shape[0] * kv_cache.shape[1],
+            softmax_scale,
+            *q.stride()[:2], page_stride, slot_stride, indices.stride(0),
+            0 if sink is None else sink.stride(0),
+            *outs.stride()[:3], *lses.stride(),
+            **constants(
+                config,
+                cache_format,
+                latent,
+                rope,
+                page_size=page_size,
+                interpreted=interpreted,
+                aligned=all(n % 16 == 0 for n in (kv_cache.data_ptr(), *kv_cache.stride()[:2])),
+            ),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )  # fmt: skip

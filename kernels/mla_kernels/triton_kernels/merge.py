@@ -13,13 +13,16 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from mla_kernels.triton_kernels.outputs import require_runnable
 from mla_kernels.triton_kernels.sink import kept_beside_sink
 from mla_ref.checks import describe
 from mla_ref.numerics import AttentionResult
 from mla_ref.numerics.merge import require_parts
+from mla_ref.platform.stream import current_device
 
 LOG2E = tl.constexpr(1.4426950408889634)
 BD = 128
+PIECE = 2**28  # numbers of a piece where a merge is cut in pieces: 0.5 GiB in bfloat16
 
 
 @triton.jit
@@ -85,15 +88,24 @@ def launch_merge(
     parts, rows, heads, width = outs.shape
     if rows * heads == 0 or width == 0:
         return
-    merge_kernel[(rows * heads, triton.cdiv(width, BD))](
-        outs, lses, sink, out, lse,
-        parts, heads, width,
-        *outs.stride()[:3], *lses.stride(), 0 if sink is None else sink.stride(0),
-        *out.stride()[:2], *lse.stride(),
-        PARTS=triton.next_power_of_2(parts),
-        BD=BD,
-        num_warps=1,
-    )  # fmt: skip
+    if outs.stride(0) < 2**31 <= (parts - 1) * outs.stride(0):
+        # 8 shares of 8,192 rows and 128 heads, say. The kernel multiplies the number of a part by a
+        # stride that fits 32 bits, in 32 bits: pieces of rows are laid side by side for it.
+        piece = max(PIECE // (parts * heads * width), 1)
+        for first in range(0, rows, piece):
+            some = slice(first, first + piece)
+            launch_merge(outs[:, some].contiguous(), lses[:, some], out[some], lse[some], sink)
+        return
+    with current_device(outs.device):
+        merge_kernel[(rows * heads, triton.cdiv(width, BD))](
+            outs, lses, sink, out, lse,
+            parts, heads, width,
+            *outs.stride()[:3], *lses.stride(), 0 if sink is None else sink.stride(0),
+            *out.stride()[:2], *lse.stride(),
+            PARTS=triton.next_power_of_2(parts),
+            BD=BD,
+            num_warps=1,
+        )  # fmt: skip
 
 
 def merge_many(
@@ -108,6 +120,7 @@ def merge_many(
         TypeError: float64, which the kernel does not compute in.
     """
     require_parts(("outs", "lses"), outs, lses, validate)
+    require_runnable("outs", outs)
     if torch.float64 in (outs.dtype, lses.dtype):
         raise TypeError(
             f"outs and lses must be float32 or narrower here, got {describe(outs)} and "

@@ -6,7 +6,8 @@ counter to four words of 64 bits. Word 0 is the uniform draw, word 1 + v makes t
 of token v. NumPy counts from 1, and so does this.
 
 A sampler that is replayed in a graph needs this: noise made on the host would be the same in every
-replay, or 517 kB a row to copy in every step.
+replay, or 517 kB a row to copy in every step. The engine samples outside its graphs, with noise of
+the host, so tests alone call it yet.
 """
 
 import torch

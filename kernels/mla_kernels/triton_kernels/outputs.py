@@ -1,5 +1,7 @@
 """What every kernel of this folder asks before it is launched: where it runs, where it writes."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,30 @@ def require_runnable(name: str, tensor: Tensor) -> None:
             f"{name} must lie on a GPU, or TRITON_INTERPRET=1 must be set before triton is "
             f"imported; it lies on {tensor.device}"
         )
+
+
+def divide(
+    workspace: Tensor, parts: Sequence[tuple[int, torch.dtype]], like: Tensor
+) -> tuple[Tensor, ...]:
+    """Parts of a workspace, one behind the other: so many bytes, seen as numbers of a dtype.
+
+    Raises:
+        ValueError: It is too small, lies elsewhere than `like`, has gaps or begins at an odd place.
+    """
+    total = sum(size for size, _ in parts)
+    if workspace.dtype != torch.uint8 or workspace.ndim != 1 or workspace.numel() < total:
+        raise ValueError(
+            f"workspace must be {total} uint8 bytes at least, got {describe(workspace)}"
+        )
+    if workspace.device != like.device:
+        raise ValueError(f"workspace must lie on {like.device}, it lies on {workspace.device}")
+    if not workspace.is_contiguous() or workspace.data_ptr() % 8:
+        raise ValueError(
+            "workspace must be contiguous and begin at a multiple of 8 bytes, got stride "
+            f"{workspace.stride(0)} and address {workspace.data_ptr()}"
+        )
+    found = workspace[:total].split([size for size, _ in parts])
+    return tuple(part.view(dtype) for part, (_, dtype) in zip(found, parts, strict=True))
 
 
 def out_or_new(

@@ -21,7 +21,7 @@ import triton.language as tl
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from mla_kernels.triton_kernels.outputs import out_or_new, require_runnable
+from mla_kernels.triton_kernels.outputs import divide, out_or_new, require_runnable
 from mla_kernels.triton_kernels.signature import Compilation
 from mla_ref.checks import describe
 from mla_ref.platform.stream import current_device
@@ -170,7 +170,7 @@ def rejection_sample(
 
     Raises:
         TypeError: Probabilities are not float32, the dtype in which the race runs.
-        ValueError: As the twin, or the workspace is too small.
+        ValueError: As the twin, or the workspace does not fit.
     """
     require_judged(
         target_probs, query_start_loc, draft_ids, draft_probs, uniform, exponential, max_drafts
@@ -191,7 +191,7 @@ def rejection_sample(
     if workspace is None:
         workspace = sampler_workspace(rows, vocab, target_probs.device)
     splits, split_len = _splits(vocab)
-    parts = _divide(workspace, rows, splits)
+    parts = divide(workspace, _parts(rows, splits), target_probs)
     p_q = (*target_probs.stride(), *((0, 0) if draft_probs is None else draft_probs.stride()))
     shared = {"HAS_Q": draft_probs is not None, "SPLITS": splits}
     with current_device(target_probs.device):
@@ -213,7 +213,8 @@ def sampler_workspace(
     rows: int, vocab: int, device: torch.device | None = None
 ) -> UInt8[Tensor, " nbytes"]:
     """Bytes that `rejection_sample` works in, to be allocated once: 20 a row and split."""
-    return torch.empty(sum(_sizes(rows, _splits(vocab)[0])), dtype=torch.uint8, device=device)
+    nbytes = sum(size for size, _ in _parts(rows, _splits(vocab)[0]))
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _splits(vocab: int) -> tuple[int, int]:
@@ -222,19 +223,13 @@ def _splits(vocab: int) -> tuple[int, int]:
     return splits, triton.cdiv(triton.cdiv(vocab, splits), BLOCK) * BLOCK
 
 
-def _sizes(rows: int, splits: int) -> tuple[int, int, int]:
-    return rows * splits * 8, rows * splits * 8, rows * splits * 4
-
-
-def _divide(workspace: Tensor, rows: int, splits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Times in float32, winners and lawful parts in int32."""
-    sizes = _sizes(rows, splits)
-    if workspace.dtype != torch.uint8 or workspace.ndim != 1 or workspace.numel() < sum(sizes):
-        raise ValueError(
-            f"workspace must be {sum(sizes)} uint8 bytes at least, got {describe(workspace)}"
-        )
-    times, winners, lawful = workspace[: sum(sizes)].split(sizes)
-    return times.view(torch.float32), winners.view(torch.int32), lawful.view(torch.int32)
+def _parts(rows: int, splits: int) -> tuple[tuple[int, torch.dtype], ...]:
+    """Times in float32, winners and lawful parts in int32: bytes and dtype of each."""
+    return (
+        (rows * splits * 8, torch.float32),
+        (rows * splits * 8, torch.int32),
+        (rows * splits * 4, torch.int32),
+    )
 
 
 def signatures() -> tuple[Compilation, ...]:

@@ -5,7 +5,7 @@ import triton
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from mla_kernels.triton_kernels.outputs import out_or_new, require_runnable
+from mla_kernels.triton_kernels.outputs import divide, out_or_new, require_runnable
 from mla_kernels.triton_kernels.radix_select import (
     count_digits_kernel,
     list_best_kernel,
@@ -40,7 +40,7 @@ def select_topk(
 
     Raises:
         TypeError: Scores are float64, of which the 32 bits of a key know only a part.
-        ValueError: `k` is larger than a list that one program sorts, or the workspace too small.
+        ValueError: `k` is larger than a list that one program sorts, or the workspace does not fit.
     """
     require_selection(scores, visible_lens, k)
     if scores.dtype not in (torch.float32, torch.bfloat16, torch.float16):
@@ -55,7 +55,7 @@ def select_topk(
     if workspace is None:
         workspace = topk_workspace(rows, s_kv, k, scores.device)
     splits, split_len = _splits(s_kv)
-    chosen, histograms, states, better = _divide(workspace, rows, k, splits)
+    chosen, histograms, states, better = divide(workspace, _parts(rows, k, splits), scores)
     facts = (s_kv, *scores.stride(), visible_lens.stride(0), split_len)
     with current_device(scores.device):
         for digit in range(4):
@@ -78,7 +78,8 @@ def topk_workspace(
 ) -> UInt8[Tensor, " nbytes"]:
     """Bytes that `select_topk` works in, to be allocated once: 4 KiB a split and 8 k a row."""
     splits, _ = _splits(s_kv)
-    return torch.empty(sum(_sizes(rows, k, splits)), dtype=torch.uint8, device=device)
+    nbytes = sum(size for size, _ in _parts(rows, k, splits))
+    return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
 def _splits(s_kv: int) -> tuple[int, int]:
@@ -90,19 +91,14 @@ def _splits(s_kv: int) -> tuple[int, int]:
     return splits, triton.cdiv(triton.cdiv(max(s_kv, 1), splits), BLOCK) * BLOCK
 
 
-def _sizes(rows: int, k: int, splits: int) -> tuple[int, int, int, int]:
-    return rows * k * 8, rows * 4 * splits * 256 * 4, rows * 8 * 4, rows * splits * 4
-
-
-def _divide(workspace: Tensor, rows: int, k: int, splits: int) -> tuple[Tensor, ...]:
-    """The int64 lists and three int32 tables in the workspace; the 8-byte lists first."""
-    sizes = _sizes(rows, k, splits)
-    if workspace.dtype != torch.uint8 or workspace.ndim != 1 or workspace.numel() < sum(sizes):
-        raise ValueError(
-            f"workspace must be {sum(sizes)} uint8 bytes at least, got {describe(workspace)}"
-        )
-    parts = workspace[: sum(sizes)].split(sizes)
-    return parts[0].view(torch.int64), *(part.view(torch.int32) for part in parts[1:])
+def _parts(rows: int, k: int, splits: int) -> tuple[tuple[int, torch.dtype], ...]:
+    """The lists, 8 bytes an entry and so the first, and three tables: bytes and dtype of each."""
+    return (
+        (rows * k * 8, torch.int64),
+        (rows * 4 * splits * 256 * 4, torch.int32),
+        (rows * 8 * 4, torch.int32),
+        (rows * splits * 4, torch.int32),
+    )
 
 
 def _log_at_least(k: int) -> int:

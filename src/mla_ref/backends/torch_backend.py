@@ -127,7 +127,7 @@ class TorchBackend:
 
     @property
     def parts(self) -> Mapping[str, Callable[..., Any]]:
-        """All: the library's own functions."""
+        """All but the sampler: the library's own functions."""
         return MappingProxyType(
             {
                 "merge": merge_many,

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from mla_ref.platform import GpuState, read_gpu, read_gpu_state
+from mla_ref.platform import GpuState, gpu_of, read_gpu_state
 
 # CuPy and NVRTC are packaged for each major version of CUDA.
 PACKAGES = (
@@ -79,7 +79,7 @@ class KernelMachine:
 
 def read_machine(device: torch.device) -> KernelMachine:
     """The facts of a device. Ask right after work: the clocks of an idle GPU say nothing."""
-    gpu = read_gpu(device.index or 0) if device.type == "cuda" else None
+    gpu = gpu_of(device) if device.type == "cuda" else None
     return KernelMachine(
         device=gpu.name if gpu else f"CPU, {platform.machine()}",
         sm=gpu.sm if gpu else None,

@@ -9,7 +9,7 @@ request list once for all of them (a method `plan_union`) is timed in this way t
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -196,11 +196,11 @@ def _own(adapter: Adapter, workload: KernelWorkload, check: KernelCheck) -> Iter
         calls = [(kind, function)]
         if kind == DECODE and plan is not None and (one := at_one_split(plan)) is not None:
             calls.append((ONE_SPLIT, one.decode))
-        if kind == DECODE and plan is not None and (union := _by_union(adapter, workload)):
-            calls.append((UNION, union.decode))
         for name, call in calls:
             line = KernelLine(name, True, NoTime(name, refusal or ""))
             yield _Entry(line, None if refusal else _contender(name, call, workload, right))
+        if kind == DECODE and plan is not None and _has_union(adapter, workload):
+            yield _by_union(adapter, workload, right)
 
 
 def _function(adapter: Adapter, kind: str, workload: KernelWorkload) -> tuple[Any, Any, str | None]:
@@ -227,19 +227,27 @@ def at_one_split(plan: Any) -> Any:
     return replace(plan, num_splits=1, partials=first)
 
 
-def _by_union(adapter: Adapter, workload: KernelWorkload) -> Any:
-    """A plan for the union of the lists of a request's rows; None where there is none to make."""
-    make = getattr(adapter.backend, "plan_union", None)
-    shape = workload.shape
-    if make is None or workload.name != VERIFIER or shape.cache_format != "fp8":
-        return None
-    return make(
-        shape.spec,
-        max_rows=shape.rows,
-        max_requests=shape.rows // ROWS_PER_REQUEST,
-        device=workload.q.device,
-        request_rows=ROWS_PER_REQUEST,
-    )
+def _has_union(adapter: Adapter, workload: KernelWorkload) -> bool:
+    """Whether the backend has a kernel for the union of the lists of a request's rows."""
+    made = getattr(adapter.backend, "plan_union", None) is not None
+    return made and workload.name == VERIFIER and workload.shape.cache_format == "fp8"
+
+
+def _by_union(adapter: Adapter, workload: KernelWorkload, right: Any) -> _Entry:
+    """Decode by that kernel, or why it is not offered here: on SM12x it does not fit."""
+    shape, backend = workload.shape, cast("Any", adapter.backend)
+    line = KernelLine(UNION, True, NoTime(UNION, ""))
+    try:
+        plan = backend.plan_union(
+            shape.spec,
+            max_rows=shape.rows,
+            max_requests=shape.rows // ROWS_PER_REQUEST,
+            device=workload.q.device,
+            request_rows=ROWS_PER_REQUEST,
+        )
+    except ValueError as error:
+        return _Entry(replace(line, outcome=NoTime(UNION, str(error))))
+    return _Entry(line, _contender(UNION, plan.decode, workload, right))
 
 
 def _contender(name: str, call: Any, workload: KernelWorkload, check: Any) -> Contender[Any]:

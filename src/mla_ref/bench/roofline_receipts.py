@@ -17,10 +17,11 @@ from mla_ref.bench.roofline_kernels import Design, Estimate, predict
 from mla_ref.checks import require_choice
 
 # Query heads that share a gathered row, and the most pieces of a list, by backend: for at most so
-# many heads. Triton's programs take 32 heads at most, a block of the CUDA kernels 64.
+# many heads. Triton's programs take 32 heads at most, a block of the CUDA kernels 64, or 32 where
+# that many rows do not fill the device.
 BUILT = {
     "triton": ((16, 16, 32), (128, 32, 32)),
-    "cupy": ((16, 16, 32), (128, 64, 16)),
+    "cupy": ((24, 8, 16), (32, 32, 16), (128, 64, 16)),
 }
 
 

@@ -81,12 +81,12 @@ class KernelOptions:
             random_cache,
             slots_beyond_l2,
         )
-        from mla_ref.platform import read_gpu
+        from mla_ref.platform import gpu_of
 
         overlap, words = self._overlap() if "verifier" in self.names else (0.0, "")
         slots = self.slots
         if slots is None and self.device.type == "cuda":
-            slots = slots_beyond_l2(read_gpu(self.device.index or 0).l2_bytes)
+            slots = slots_beyond_l2(gpu_of(self.device).l2_bytes)
         shapes = [
             (name, KernelShape(rows, heads, self.topk, self.cache_format))
             for name in self.names

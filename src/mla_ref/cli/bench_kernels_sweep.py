@@ -32,14 +32,14 @@ def run_sweep(
     from mla_ref.backends import kernel_hash
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.kernel_sweep import measure_sweep, sweep_shapes
-    from mla_ref.platform import read_gpu
+    from mla_ref.platform import gpu_of
     from mla_ref.testing import load_target
 
     if len(options.heads) > 1:
         raise ValueError(f"--sweep takes one number of --heads, got {options.heads}; say 8")
     memory = CPU_MEMORY
     if options.device.type == "cuda":
-        memory = int(SHARE_OF_MEMORY * read_gpu(options.device.index or 0).free_memory)
+        memory = int(SHARE_OF_MEMORY * gpu_of(options.device).free_memory)
     shapes = sweep_shapes(contexts, concurrency, drafts, heads=options.heads[0], topk=options.topk)
     adapter = load_target(options.backend)
     points: list[SweepPoint] = []

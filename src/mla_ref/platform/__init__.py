@@ -22,7 +22,7 @@ from mla_ref.platform.device import (
     synchronize,
 )
 from mla_ref.platform.findings import GROUPS, Finding, find
-from mla_ref.platform.gpu import Gpu, count_gpus, gpu_capability, read_gpu
+from mla_ref.platform.gpu import Gpu, count_gpus, gpu_capability, gpu_of, read_gpu
 from mla_ref.platform.machine import Machine, inspect_machine
 from mla_ref.platform.nvidia_smi import GpuState, read_gpu_state
 from mla_ref.platform.packages import find_model_file, guarded_import, model_file, require
@@ -50,6 +50,7 @@ __all__ = [
     "find",
     "find_model_file",
     "gpu_capability",
+    "gpu_of",
     "guarded_import",
     "inspect_machine",
     "interpreter_active",

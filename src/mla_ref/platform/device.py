@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from mla_ref.platform.gpu import read_gpu, why_no_gpu
+from mla_ref.platform.gpu import gpu_of, why_no_gpu
 from mla_ref.platform.probes import Probes
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def resolve_device(name: str, probes: Probes | None = None) -> "torch.device":
 
 def device_name(device: "torch.device") -> str | None:
     """The product's name of a GPU, such as "NVIDIA H200"; None for the CPU."""
-    return read_gpu(device.index or 0).name if device.type == "cuda" else None
+    return gpu_of(device).name if device.type == "cuda" else None
 
 
 def synchronize(device: "torch.device") -> None:

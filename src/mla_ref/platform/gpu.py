@@ -92,6 +92,13 @@ def read_gpu(index: int) -> Gpu:
     )
 
 
+def gpu_of(device: "torch.device") -> Gpu:
+    """Read the GPU that torch means by a device: "cuda" without a number is the current one."""
+    import torch
+
+    return read_gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
 def read_torch_cuda() -> str | None:
     """The CUDA version that torch was built with, "13.0"; None for a CPU build."""
     import torch

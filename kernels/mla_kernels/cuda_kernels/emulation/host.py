@@ -1,9 +1,11 @@
 """Build a .cu file with the host's C++ compiler and run its kernels on the CPU.
 
 The source is the one that a GPU gets; only `ptx.cuh` is replaced, by functions of the same names.
-What a run shows: that the arithmetic is right, that no barrier and no wait is missing (see
-`scheduler.hpp` and `copies.hpp`), that no block asks for more shared memory than SM120 has. What it
-does not show: speed, and races within a warp between two of its meetings.
+What a run shows: that the arithmetic is right, and that no block asks for more shared memory than
+SM120 has. Runs with a few seeds show most barriers and waits that are missing (see `scheduler.hpp`
+and `copies.hpp`): orders are drawn, not all are tried, and a fault shows only where the data make a
+difference. What it does not show: speed, and races within a warp between two of its meetings, so
+that no `__syncwarp` is ever missed.
 
 To step through a warp in a debugger, build with MLA_REF_EMULATION_FLAGS="-O0 -g" and set a
 breakpoint in the .cu file: the threads of a block are stacks on one thread of the process.

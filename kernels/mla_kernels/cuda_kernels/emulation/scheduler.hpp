@@ -2,10 +2,14 @@
 //
 // A thread of the block is a stack of its own (`fiber.hpp`). It lets another run where the hardware
 // could run somebody else for long: at a collective of its warp, at a block barrier, and while it
-// waits for copies. Who is next is drawn. So a result that depends on an order that no barrier
+// waits for copies. Who is next is drawn, in one of two ways. By turns: any thread that can run, so
+// that warps stay close together. By warps: a warp runs as far as it can before the next one does,
+// in an order that is drawn anew at each barrier, so that what one warp does last before a barrier
+// comes before what another one does first. So a result that depends on an order that no barrier
 // guarantees comes out wrong for some seed, and a wait that nobody will ever end is an error that
 // says who waits for what.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstring>
@@ -50,9 +54,13 @@ inline unsigned self = 0;
 
 class Block {
   public:
-    Block(dim3 threads, uint64_t seed) : threads_(threads), size_(threads.x * threads.y * threads.z), random_(seed) {
+    Block(dim3 threads, uint64_t seed)
+        : threads_(threads), size_(threads.x * threads.y * threads.z), by_warps_(seed / 2 % 2), random_(seed) {
         for (unsigned t = 0; t < size_; ++t) lanes_.push_back(std::make_unique<Lane>());
         meetings_.resize((size_ + kWarp - 1) / kWarp);
+        order_.resize(meetings_.size());
+        for (unsigned w = 0; w < order_.size(); ++w) order_[w] = w;
+        draw_order();
     }
 
     // Runs `body` in every thread; throws what the first failing thread has thrown.
@@ -80,6 +88,7 @@ class Block {
         barrier_.any |= own;
         if (++barrier_.arrived == size_) {
             barrier_ = {0, phase + 1, false, barrier_.any};
+            draw_order();
         }
         wait("a block barrier", [this, phase] { return barrier_.phase != phase; });
         return barrier_.result;  // of this phase: the next one needs this thread too
@@ -135,6 +144,16 @@ class Block {
         own.pass_on(&lane.fiber.sp);
     }
 
+    void draw_order() {
+        if (by_warps_) std::shuffle(order_.begin(), order_.end(), random_);
+    }
+
+    // The i-th thread to be asked whether it can run, where `start` is drawn.
+    unsigned candidate(unsigned i, unsigned start) const {
+        if (!by_warps_) return (start + i) % size_;
+        return order_[i / kWarp] * kWarp + (start + i) % kWarp;
+    }
+
     void fail(std::exception_ptr error) {
         if (!error_) error_ = error;
         stopping_ = true;
@@ -144,8 +163,9 @@ class Block {
     // place, so that orders differ by seed.
     void pass_on(void** from) {
         const unsigned start = random_() % size_;
-        for (unsigned i = 0; i < size_; ++i) {
-            const unsigned next = (start + i) % size_;
+        for (unsigned i = 0; i < meetings_.size() * kWarp; ++i) {
+            const unsigned next = candidate(i, start);
+            if (next >= size_) continue;
             Lane& lane = *lanes_[next];
             if (lane.done || !(stopping_ || !lane.ready || lane.ready())) continue;
             self = next;
@@ -166,6 +186,8 @@ class Block {
 
     dim3 threads_;
     unsigned size_;
+    bool by_warps_;
+    std::vector<unsigned> order_;
     std::mt19937_64 random_;
     const std::function<void()>* body_ = nullptr;
     void* home_ = nullptr;
