@@ -38,9 +38,31 @@ if find_spec("hypothesis"):
     hypothesis.settings.register_profile("mla_ref", derandomize=True, deadline=None, database=None)
     hypothesis.settings.load_profile("mla_ref")
 
-# Two workers that take all cores each are slower than one.
-_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-torch.set_num_threads(max(1, (os.cpu_count() or 1) // _workers))
+# Threads share out a sum, so with as many as there are cores its last bits would depend on the
+# machine. And tensors this small only wait for a second thread, most of all on a busy machine.
+torch.set_num_threads(1)
+
+# Without one of these some tests are skipped: CI, which has them all, would not notice.
+EXTRAS = (
+    "beartype",
+    "hypothesis",
+    "jupytext",
+    "matplotlib",
+    "ml_dtypes",
+    "myst_nb",
+    "nbclient",
+    "nbformat",
+    "sphinx",
+)
+
+
+def pytest_configure() -> None:
+    """With MLA_REF_REQUIRE_EXTRAS=1, refuse to run where a test would be skipped for a package."""
+    lacking = [name for name in EXTRAS if not find_spec(name)]
+    if lacking and os.environ.get("MLA_REF_REQUIRE_EXTRAS") == "1":
+        raise pytest.UsageError(
+            f"MLA_REF_REQUIRE_EXTRAS is set, but not installed: {', '.join(lacking)}"
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

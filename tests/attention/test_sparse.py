@@ -188,7 +188,7 @@ def test_B144_fp8_rows_equal_their_dequantised_numbers(form) -> None:
         assert torch.equal(got.lse, wanted.lse)
 
 
-def test_B072_any_number_of_splits() -> None:
+def test_B072_B149_any_number_of_splits() -> None:
     q, cache, lists = problem(k=5)
     lists[3] = -1
     whole = sparse_extend(q, cache, lists, **SMALL)

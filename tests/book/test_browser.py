@@ -96,6 +96,8 @@ class Reader:
         self.context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=theme
         )
+        # What does not come at all ends the test; how busy the machine is must not.
+        self.context.set_default_timeout(120_000)
         self.page = self.context.new_page()
         self.site = site
         self.complaints: list[str] = []
@@ -167,7 +169,7 @@ def test_search_finds_LSE(read: Any) -> None:
     reader = read()
     reader.page.goto(f"{reader.site}/search.html?q=LSE")
     reader.page.locator("#search-results li a").first.wait_for()
-    reader.page.wait_for_function("Search.status?.innerText?.includes('found')", timeout=10_000)
+    reader.page.wait_for_function("Search.status?.innerText?.includes('found')")
     found = reader.page.locator("#search-results li > a").evaluate_all(
         "links => links.map(link => new URL(link.href).pathname)"
     )

@@ -9,13 +9,14 @@ from tests.support import raw
 
 from mla_ref.cache import write_rows
 from mla_ref.cache.fp8_rows import pack_fp8_rows, unpack_fp8_rows
-from mla_ref.numerics.float8 import SCALE_RULES, from_e4m3
+from mla_ref.numerics.float8 import SCALE_RULES
+from mla_ref.testing.definition import E4M3
 
 
 def by_hand(row: bytes) -> list[float]:
-    """Read one row with struct and the definition of E4M3, no tensor operation."""
+    """Read one row with struct and the definition of E4M3, no code of the library's readers."""
     scales = struct.unpack("<4f", row[512:528])
-    table = from_e4m3(torch.arange(256, dtype=torch.uint8)).tolist()
+    table = E4M3.tolist()
     latent = [
         struct.unpack("<f", struct.pack("<f", table[b] * scales[i // 128]))[0]
         for i, b in enumerate(row[:512])

@@ -1,7 +1,6 @@
 """`mla-ref bench`: what it prints, its JSON, its figure, and a wrong result."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ from mla_ref.cli.bench import BENCHES, bench
 pytestmark = pytest.mark.thorough
 
 SMALL = ("--lengths", "16,32", "--heads", "1", "--head-dim", "8", "--repeats", "1")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(*words: str, width: int = 80) -> Result:

@@ -1,7 +1,6 @@
 """`mla-ref bench routing`: what it prints, its JSON, and a wrong result."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,13 +20,9 @@ SMALL = ("routing", "--lengths", "5,20", "--requests", "2", "--heads", "2", "--r
 
 
 @pytest.fixture(autouse=True)
-def _tiny_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_routing, "TOPK", 70)
     monkeypatch.setattr(bench_routing, "CONTEXT", 80)
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(*words: str, width: int = 80) -> Result:

@@ -1,7 +1,6 @@
 """`mla-ref bench sparse`: what it prints, its JSON, its figure, and a peer that is missing."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,9 @@ NO_PEER = (*SMALL, "--peer-length", "0")
 
 
 @pytest.fixture(autouse=True)
-def _tiny_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The preset's head geometry takes 0.8 GB; tensors this small only wait for a second thread."""
+def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The preset's head geometry takes 0.8 GB."""
     monkeypatch.setattr(mla_ref.layers, "preset", lambda name: {"v3.2": TINY}[name])
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def run(*words: str, width: int = 80) -> Result:

@@ -1,7 +1,6 @@
 """`mla-ref bench speculative`: what it prints, its JSON, a wrong text, and the real model."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,15 +30,6 @@ class Mtp(NgramDrafter):
     @property
     def name(self) -> str:
         return "mtp"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

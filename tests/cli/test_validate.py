@@ -1,7 +1,7 @@
 """`mla-ref validate`: what it prints and writes, its exit codes, and the real model."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,15 +24,6 @@ from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.validation import Configuration, Finding, Replay, judge
 
 pytestmark = pytest.mark.thorough
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

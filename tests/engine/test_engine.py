@@ -61,8 +61,9 @@ def test_a_step_reports_what_it_did_and_how_long_each_part_took() -> None:
     assert (third.route, third.reason) == ("decode", "verifier")
     for record in engine.timeline:
         assert tuple(record.seconds) == PARTS
-        assert all(seconds > 0 for seconds in record.seconds.values())
-        assert record.total_seconds == sum(record.seconds.values())
+        # A part may take less than a tick of the clock.
+        assert all(seconds >= 0 for seconds in record.seconds.values())
+        assert record.total_seconds == sum(record.seconds.values()) > 0
     assert [o.token_ids for o, _ in heard if o.request_id == "1"][-1] == tuple(
         plain_tokens("sparse", prompt(1), 6)[4:]
     )

@@ -35,11 +35,11 @@ def test_B030_a_positive_scale_does_not_change_the_selection() -> None:
 
 
 def test_B029_weights_in_float32_keep_close_keys_apart() -> None:
-    q = torch.ones(1, 2, 4)
-    k = torch.ones(2, 4)
-    k[1] *= 1 + 1e-4
-    w = torch.tensor([[1.0, 1 / 3]])
-    assert select_topk(index_scores(q, k, w), torch.tensor([2]), 1).tolist() == [[1]]
+    q, k = torch.eye(2)[None], torch.eye(2)  # each head knows a key, so a score is a weight
+    w = torch.tensor([[1.0, 1.0001]])
+    for weights, best in ((w, 1), (w.bfloat16(), 0)):
+        scores = index_scores(q, k, weights)
+        assert select_topk(scores, torch.tensor([2]), 1).tolist() == [[best]]
 
 
 def test_input_that_does_not_fit_is_named() -> None:

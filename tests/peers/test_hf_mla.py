@@ -7,7 +7,6 @@ token (index_topk is as long as the text), so its sparse models are dense here.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -95,15 +94,6 @@ ROPES: dict[str, dict[str, Any]] = {
     "yarn-mscales-differ": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
     "yarn-no-mscales": _YARN,
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """The matrices are so small that threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def build_peer(kind: str, shape: str, rope: str, seed: int, **changes: Any) -> torch.nn.Module:

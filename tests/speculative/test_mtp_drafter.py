@@ -5,24 +5,29 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.engine.serving import small_model
 from tests.models.test_mtp import CONFIG, hidden_states, small_module
 from torch import Tensor
 
+from mla_ref.batching import Step
 from mla_ref.cache import pages_needed
 from mla_ref.engine import Engine, Request
-from mla_ref.models.mtp import MTPModule
+from mla_ref.models.mtp import MTPModule, MTPWeights
 from mla_ref.speculative import Draft, Drafter, DraftRequest, MTPDrafter
 from mla_ref.training.unroll import unroll
 
 PAGE, PAGES, DRAFTS = 4, 40, 3
 
 
-def naive_draft(module: MTPModule, token_ids: list[int], num_drafts: int) -> list[int]:
+def naive_draft(
+    module: MTPModule, token_ids: list[int], num_drafts: int, hidden: Tensor | None = None
+) -> list[int]:
     """Everything anew for each token, by the training's passes over one window."""
     guesses: list[int] = []
     anchor = len(token_ids) - 2
     known = torch.tensor(token_ids)
-    hidden = hidden_states(module, known[:-1])
+    if hidden is None:
+        hidden = hidden_states(module, known[:-1])
     for number in range(1, num_drafts + 1):
         window = torch.cat([known, torch.tensor(guesses, dtype=torch.int64)])
         # Hidden states of guesses are looked at by nobody at this anchor.
@@ -143,8 +148,32 @@ def test_B104_a_step_writes_the_slots_of_its_valid_rows_and_drafts_alone() -> No
         assert finite[: computed + extra].all() and not finite[computed + extra :].any()
 
 
-def test_B043_drafting_leaves_the_targets_cache_alone() -> None:
-    """The module has a cache of its own and no list of the target's to lean on."""
+def test_B043_a_sparse_targets_lists_are_not_the_modules() -> None:
+    """The module attends to all its keys, whatever few the target's last layer has selected."""
+    target = small_model("sparse")
+    weights = MTPWeights.random(target.config, torch.arange(60), 3).to(dtype=torch.float64)
+    drafter, table = MTPDrafter(MTPModule(target.dense, weights), DRAFTS), pages_of(1, 4)
+    for text in some_texts([14, 20, 26], seed=5):
+        computed = len(text) - 1
+        lists: list[Tensor] = []
+        hidden = target.forward(
+            torch.tensor(text[:-1]),
+            Step.build([0], [computed], table, PAGE),
+            target.new_cache(PAGES, PAGE, torch.float64),
+            selected=lists,
+        )
+        assert (lists[-1] >= 0).sum(dim=1).max() < computed
+        for positions in (None, computed - 1, -1):  # as selected; the newest alone; none
+            if positions is not None:
+                lists[-1].fill_(positions)
+            cache = drafter.new_cache(PAGES, PAGE)
+            requests = asked([text], [DRAFTS], [computed])
+            (draft,) = drafter.propose(requests, hidden, table, PAGE, cache)
+            assert draft.token_ids == naive_draft(drafter.module, text, DRAFTS, hidden)
+
+
+def test_drafting_leaves_the_targets_cache_alone() -> None:
+    """The module has a cache of its own."""
     module = small_module("packed")
     engine = Engine(
         module.model, drafter=MTPDrafter(module, DRAFTS), num_drafts=DRAFTS, page_size=PAGE

@@ -91,7 +91,7 @@ def test_sparse_cliff_draws_the_errors_and_the_dense_line():
 
 
 @pytest.mark.thorough
-def test_B149_list_splits_counts_the_empty_ones():
+def test_list_splits_counts_the_empty_ones():
     pytest.importorskip("matplotlib")
     entries = torch.tensor([7, 3, -1, 12, -1])
     axes = figures.list_splits(entries, [1, 2, 5, 9]).axes[0]

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from tests.testing import faults
 
-from mla_ref.testing import Adapter, cases, find_case
+from mla_ref.testing import Adapter, cases, find_case, storage
 from mla_ref.testing.conformance import Worker, run_cases
 from mla_ref.testing.export import export, script
 from mla_ref.testing.worker import run_case
@@ -126,13 +126,23 @@ def test_an_error_of_cuda_means_that_the_process_is_lost() -> None:
 
 
 def test_a_case_too_large_for_the_memory_is_skipped(monkeypatch) -> None:
-    free = {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
-    monkeypatch.setattr("os.sysconf", free.__getitem__, raising=False)
+    monkeypatch.setattr(storage, "available_bytes", lambda: 1000 * 4096)
     answer = run_case(find_case("decode/far-fp8").to_json(), Adapter(decode=faults.kernel), CPU)
     assert answer == {
         "status": "skipped",
-        "reason": "needs 2.6 GB of memory, 0.0 GB are free",
+        "reason": "needs 2.6 GB of memory, 0.0 GB are available",
     }
+
+
+def test_memory_that_holds_files_can_be_had(monkeypatch, tmp_path) -> None:
+    pages = {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}
+    monkeypatch.setattr("os.sysconf", pages.__getitem__, raising=False)
+    monkeypatch.setattr(storage, "_MEMINFO", tmp_path / "meminfo")
+    assert storage.available_bytes() == 1000 * 4096  # where there is no such file: all memory
+    (tmp_path / "meminfo").write_text(
+        "MemTotal:       8000 kB\nMemFree:          10 kB\nMemAvailable:   7000 kB\n"
+    )
+    assert storage.available_bytes() == 7000 * 1024
 
 
 def test_the_script_of_a_case_runs(capsys) -> None:

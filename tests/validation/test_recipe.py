@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -56,15 +55,6 @@ CONFIG = SmolLM2Config(
 )
 TEXT = [(7 * i * i + i) % 60 for i in range(30)]
 PROMPTS = {"p": TEXT[:9]}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small only wait for a second thread, most of all on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

@@ -68,9 +68,14 @@ def grade_file(path: Path, exercise: Exercise, *, limit_s: float = 60.0) -> Verd
     last: dict[str, Any] = json.loads(lines[-1]) if lines else {}
     if "passed" in last:
         return Verdict(last["passed"], last["text"])
-    place = f"in the case {last['case']!r}" if "case" in last else f"while {path.name} was read"
+    if "case" in last:
+        place = f"in the case {last['case']!r}"
+    else:
+        place = f"{'while' if lines else 'before'} {path.name} was read"
     if code is None:
-        text = f"no result after {limit_s:g} s, {place}: is there a loop that does not end?"
+        text = f"no result after {limit_s:g} s, {place}"
+        if lines:
+            text += ": is there a loop that does not end?"
     else:
         text = f"the process ended with code {code}, {place}, and without a result"
     return Verdict(False, f"{exercise.id}: {text}")

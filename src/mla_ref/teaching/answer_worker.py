@@ -1,6 +1,7 @@
 """The process that grades one function: `python -m mla_ref.teaching.answer_worker FILE ID LOG`.
 
-It writes a JSON line with each case's name as the case begins, and one with the verdict at the end.
+It writes a JSON line as it begins to read the file, one with each case's name as the case begins,
+and one with the verdict at the end.
 """
 
 import dataclasses
@@ -32,6 +33,8 @@ def main(path: Path, exercise_id: str, log: Path) -> None:
 
     exercise = EXERCISES[exercise_id]
     cases = tuple(dataclasses.replace(case, check=announced(case)) for case in exercise.cases)
+    # Python and torch have started: what takes long from here on is the file.
+    write({"reading": path.name})
     try:
         function = load_answer(path, exercise)
         result = grade(dataclasses.replace(exercise, cases=cases), function)

@@ -6,6 +6,8 @@ would close its gaps.
 
 import math
 import os
+import re
+from pathlib import Path
 
 import torch
 from jaxtyping import Bool, Float, Shaped
@@ -15,6 +17,7 @@ from mla_ref.cache import pack_fp8_rows
 from mla_ref.checks import require_choice
 
 POISONS = ("none", "nan", "inf", "nan in last slot", "nan in slot 0")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def poison_rows(n: int, poison: str, like: Tensor) -> Shaped[Tensor, "n row"]:
@@ -78,10 +81,24 @@ def too_large(nbytes: int, device: torch.device) -> str | None:
     """Why a cache of so many bytes cannot be had, or None. A CPU commits only pages it touches."""
     if not nbytes or device.type != "cpu":
         return None
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # Windows, macOS
-        return f"needs {nbytes / 1e9:.1f} GB, and this system does not tell what is free"
-    if free < nbytes:
-        return f"needs {nbytes / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are free"
+    there = available_bytes()
+    if there is None:
+        return f"needs {nbytes / 1e9:.1f} GB, and this system does not tell what it has"
+    if there < nbytes:
+        return f"needs {nbytes / 1e9:.1f} GB of memory, {there / 1e9:.1f} GB are available"
     return None
+
+
+def available_bytes() -> int | None:
+    """Memory that can be had: on Linux now, elsewhere all there is; None where nothing tells.
+
+    Linux keeps files in what would be free otherwise and gives it back when asked: MemFree, and so
+    SC_AVPHYS_PAGES, is near 0 on a machine that has read much, and MemAvailable is not.
+    """
+    try:
+        meminfo = _MEMINFO.read_text() if _MEMINFO.exists() else ""
+        if found := re.search(r"^MemAvailable: +(\d+) kB$", meminfo, re.MULTILINE):
+            return int(found[1]) * 1024
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
