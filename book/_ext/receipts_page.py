@@ -141,8 +141,8 @@ def _freshness(receipt) -> str:
             "what they were.*"
         )
     return (
-        f"***Stale in part**: {named(changed)} changed since, so times that rest on these are of what "
-        "they were; all other sources are as they were measured.*"
+        f"***Stale in part**: {named(changed)} changed since, so times that rest on these are of "
+        "what they were; all other sources are as they were measured.*"
     )
 
 
