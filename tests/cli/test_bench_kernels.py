@@ -9,6 +9,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from mla_ref.backends import TorchBackend
+from mla_ref.backends.torch_backend import TorchPlan
 from mla_ref.bench import read_receipt, receipt_run
 from mla_ref.bench.receipt_run import CheckCounts
 from mla_ref.cli.app import app
@@ -16,14 +17,14 @@ from mla_ref.numerics import AttentionResult
 
 pytestmark = pytest.mark.thorough
 
-SMALL = (
-    *("--device", "cpu", "--heads", "2", "--rows", "4", "--topk", "64"),
-    *("--slots", "512", "--repeats", "1", "--sample", "2"),
-)
+SMALL = ("--device", "cpu", "--heads", "2", "--topk", "64", "--repeats", "1")
+TABLE = ("--rows", "4", "--slots", "512", "--sample", "2")
+SWEEP = ("--sweep", "--contexts", "200", "--concurrency", "1", "--mtp", "1")
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["bench", "kernels", *SMALL, *words], env={"COLUMNS": "80"})
+    sizes = SMALL if "--sweep" in words else (*SMALL, *TABLE)
+    return CliRunner().invoke(app, ["bench", "kernels", *sizes, *words], env={"COLUMNS": "80"})
 
 
 def test_the_table_has_every_contender_and_a_reason_for_each_without_a_time() -> None:
@@ -88,7 +89,31 @@ def test_a_wrong_backend_gets_no_time_and_exit_code_1() -> None:
     result = run("--workload", "disjoint", "--backend", "wrong:one")
     assert result.exit_code == 1
     words = " ".join(result.output.split())
-    assert "No time of decode" in words and "wrong result or fails" in words
+    assert "No time of decode" in words and "wrong result or fails: decode" in words
+
+
+@pytest.mark.parametrize("fault", ["wrong", "raises"])
+@pytest.mark.parametrize("words", [("--workload", "disjoint"), SWEEP], ids=["table", "sweep"])
+def test_a_backend_that_fails_in_any_run_is_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, fault: str, words: tuple[str, ...]
+) -> None:
+    def extend(self: Any, *args: Any, **more: Any) -> Any:
+        if fault == "raises":
+            raise RuntimeError("no such kernel")
+        result = right(self, *args, **more)
+        result.out.add_(0.1)
+        return result
+
+    right = TorchPlan.extend
+    monkeypatch.setattr(TorchPlan, "extend", extend)
+    result = run(*words)
+    assert result.exit_code == 1 and "torch has a wrong result or fails" in result.stderr
+
+
+def test_where_nothing_was_timed_the_exit_code_is_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TorchBackend, "supports", lambda *_: "not this shape")
+    result = run("--workload", "disjoint")
+    assert result.exit_code == 1 and "nothing of torch was timed" in result.stderr
 
 
 def test_a_receipt_is_shown_whole_and_says_last_where_it_is(
@@ -118,13 +143,41 @@ def test_no_receipt_where_a_case_fails(tmp_path: Path, monkeypatch: pytest.Monke
     assert "no receipt, decode/sink" in result.stderr
 
 
+def test_no_receipt_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "receipt.json"
+    path.write_text("an older one")
+    result = run("--receipt", str(path))
+    assert result.exit_code == 2 and "the file is there" in result.stderr
+    assert path.read_text() == "an older one"
+
+
+def test_what_cannot_be_sent_is_said_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mla_ref.bench.receipt_text.private_words", lambda: ["torch"])
+    monkeypatch.setattr(receipt_run, "run_check", None)
+    result = run("--receipt", str(tmp_path / "receipt.json"))
+    assert result.exit_code == 2 and "would name this machine or its user: torch" in result.stderr
+
+
+def test_a_sweep_takes_8_heads_wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the table's own default is three numbers of heads, and a sweep takes one."""
+    seen: list[Any] = []
+    monkeypatch.setattr("mla_ref.platform.resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(
+        "mla_ref.cli.bench_kernels_sweep.run_sweep", lambda options, *_, **__: seen.append(options)
+    )
+    result = CliRunner().invoke(app, ["bench", "kernels", "--sweep"])
+    assert result.exit_code == 0, result.output
+    assert seen[0].heads == [8]
+
+
 def test_the_sweep_prints_totals_and_shares() -> None:
-    words = ["--sweep", "--contexts", "200", "--concurrency", "1", "--mtp", "1"]
-    result = run(*words)
+    result = run(*SWEEP)
     assert result.exit_code == 0, result.output
     assert "verifier: shares of the step by decode" in result.output
     assert "prefill: shares of the step by extend" in result.output
-    data = json.loads(run(*words, "--json").output)
+    data = json.loads(run(*SWEEP, "--json").output)
     assert [(p["what"], p["context"], p["rows_per_request"]) for p in data["points"]] == [
         ("verifier", 200, 2),
         ("prefill", 200, 200),
@@ -157,6 +210,12 @@ def test_the_figure_is_saved(tmp_path: Path) -> None:
         (["--receipt", "nowhere/receipt.json"], "there is no folder nowhere"),
         (["--backend", "nonsense"], "nonsense"),
         (["--slots", "100"], "slots must be a multiple of 64"),
+        (["--slots", "0"], "slots must be"),
+        (["--sweep", "--cache-format", "bf16"], "--cache-format is not for --sweep"),
+        (["--sweep", "--no-peers"], "--peers is not for --sweep"),
+        (["--tune", "--flashmla", "x.so"], "--flashmla is not for --tune"),
+        (["--contexts", "64"], "--contexts is not for the table of kernels"),
+        (["--sweep", "--contexts", "1"], "context must hold the step's own 2 tokens, got 1"),
     ],
 )
 def test_what_does_not_fit_is_one_line_and_exit_code_2(words: list[str], error: str) -> None:

@@ -59,6 +59,14 @@ class StepShape:
     heads: int = 8
     topk: int = 2048
 
+    def __post_init__(self) -> None:
+        """Raise a ValueError where the cache would not hold the step's own tokens."""
+        if self.context < self.rows_per_request:
+            raise ValueError(
+                f"context must hold the step's own {self.rows_per_request} tokens, got "
+                f"{self.context}"
+            )
+
     @property
     def rows(self) -> int:
         """Query rows of the batch."""

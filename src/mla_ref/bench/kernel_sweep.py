@@ -136,7 +136,8 @@ def measure_sweep(
         try:
             contenders, by_torch = step_contenders(adapter, StepBatch.random(shape, cache), kinds)
         except RuntimeError as error:  # out of memory: the twin holds every head's score
-            yield SweepPoint(what, shape, {SCORES: NoTime.failure(SCORES, error)}, ())
+            reason = NoTime.failure(SCORES, error).why  # none of the backend's
+            yield SweepPoint(what, shape, {SCORES: NoTime(SCORES, reason)}, ())
             continue
         outcomes = timer.race(contenders)
         named = {c.name: outcome for c, outcome in zip(contenders, outcomes, strict=True)}

@@ -65,11 +65,6 @@ class KernelLine:
         """Whether it ran and its result was wrong."""
         return isinstance(self.outcome, NoTime) and self.outcome.wrong
 
-    @property
-    def failed(self) -> bool:
-        """Whether it was wrong or raised an error."""
-        return self.wrong or (isinstance(self.outcome, NoTime) and self.outcome.raised)
-
 
 @dataclass(frozen=True)
 class KernelPoint:

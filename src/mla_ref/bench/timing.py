@@ -76,6 +76,11 @@ class NoTime:
     wrong: bool = False
     raised: bool = False
 
+    @property
+    def failed(self) -> bool:
+        """Whether it was wrong or raised an error."""
+        return self.wrong or self.raised
+
     @classmethod
     def wrong_result(cls, name: str, error: GateError) -> "NoTime":
         """Of a result that failed its check."""

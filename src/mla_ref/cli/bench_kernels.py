@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from mla_ref.cli.bench_kernels_options import KernelOptions, numbers
+from mla_ref.cli.bench_kernels_options import KernelOptions, judge, numbers
 from mla_ref.cli.bench_report import check_figure, progress
 from mla_ref.cli.example import Example
 
@@ -30,13 +31,26 @@ EXAMPLES = (
 )
 
 
+# What each run takes no notice of.
+OF_SWEEP = ("contexts", "concurrency", "mtp")
+UNUSED = {
+    "--sweep": (
+        "rows", "workload", "overlap", "cache_format", "slots", "sample", "peers", "flashmla",
+    ),
+    "--tune": ("peers", "flashmla", *OF_SWEEP),
+    "the table of kernels": OF_SWEEP,
+}  # fmt: skip
+
+
 def bench_kernels(
     backend: Annotated[
         str, typer.Option(help="A backend's name, or module:object as for check.")
     ] = "torch",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
     heads: Annotated[
-        str | None, typer.Option(help="Query heads. Default: 8,64,128 on a GPU, 8 elsewhere.")
+        str | None, typer.Option(
+            help="Query heads. Default: 8,64,128 on a GPU, 8 elsewhere and for --sweep."
+        ),
     ] = None,
     rows: Annotated[
         str | None,
@@ -93,18 +107,24 @@ def bench_kernels(
     request. On a GPU: CUDA graphs replayed after the L2 was written over,
     medians of several rounds. Elsewhere the host's clock, to try it out.
 
-    The exit code is 1 if the backend fails or has a wrong result.
+    The exit code is 1 if the backend fails, has a wrong result, or nothing
+    of it could be timed.
     """
+    given = dict(locals())
     from mla_ref.platform import resolve_device
 
     if sum((sweep, tune, receipt is not None)) > 1:
         raise ValueError("--sweep, --tune and --receipt are three runs: give one of them")
+    kind = "--sweep" if sweep else "--tune" if tune else "the table of kernels"
+    for name in UNUSED[kind]:
+        if given[name] != signature(bench_kernels).parameters[name].default:
+            raise ValueError(f"--{name.replace('_', '-')} is not for {kind}")
     where = resolve_device(device)
     on_gpu = where.type == "cuda"
     options = KernelOptions(
         backend=backend,
         device=where,
-        heads=numbers("--heads", heads or ("8,64,128" if on_gpu else "8")),
+        heads=numbers("--heads", heads or ("8,64,128" if on_gpu and not sweep else "8")),
         rows=numbers("--rows", rows or ("4,16,64,256" if on_gpu else "4,16")),
         topk=topk,
         workload=workload,
@@ -143,6 +163,7 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.kernels import measure_kernels
     from mla_ref.bench.kernels_plot import plot_kernels
+    from mla_ref.bench.receipt_text import require_public
     from mla_ref.bench.receipt_run import ReceiptRun, run_check
     from mla_ref.testing import load_target
 
@@ -151,6 +172,10 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
     if receipt is not None:
         if not receipt.parent.is_dir():
             raise FileNotFoundError(f"--receipt {receipt}: there is no folder {receipt.parent}")
+        if receipt.exists():
+            raise ValueError(f"--receipt {receipt}: the file is there; name another or delete it")
+        # Before the minutes that it takes, not behind them.
+        require_public(f"{options.backend} {json.dumps(read_machine(options.device).to_json())}")
         with progress() as bar:
             task = bar.add_task("checking", total=None)
             check = run_check(
@@ -181,9 +206,10 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
             check=check,
             points=points,
         ).to_text()
-        receipt.write_text(text, encoding="utf-8")
-        # Its text first: whoever sends it shall have seen all that it says.
+        # Its text first: whoever sends it shall have seen all that it says, and it is not lost
+        # where it cannot be written.
         typer.echo(text, nl=False)
+        receipt.write_text(text, encoding="utf-8")
         typer.echo(f"This is all that {receipt} holds.", err=True)
     elif as_json:
         report = {
@@ -202,9 +228,7 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
             typer.echo(str(part))
     if plot is not None and not as_json and receipt is None:
         typer.echo(f"Figure: {plot}")
-    if any(line.own and line.failed for point in points for line in point.lines):
-        typer.echo(f"mla-ref: error: {options.backend} has a wrong result or fails", err=True)
-        raise typer.Exit(1)
+    judge(options.backend, [x.outcome for point in points for x in point.lines if x.own])
 
 
 def _print(
@@ -252,10 +276,11 @@ def _tune(options: KernelOptions, as_json: bool) -> None:
             "trials": [trial.to_json() for trials in rounds for trial in trials],
         }
         typer.echo(json.dumps(report, indent=2, allow_nan=False))
-        return
-    console = Console(highlight=False)
-    console.print(f"{options.backend} on {machine}", markup=False)
-    console.print(trials_table(rounds))
+    else:
+        console = Console(highlight=False)
+        console.print(f"{options.backend} on {machine}", markup=False)
+        console.print(trials_table(rounds))
+    judge(options.backend, [trial.outcome for trials in rounds for trial in trials])
 
 
 def _collected(measured: Iterator[Any], total: int) -> list[Any]:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
+
 if TYPE_CHECKING:
     import torch
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from mla_ref.bench.kernel_timer import KernelTimer
     from mla_ref.bench.kernel_workload import KernelWorkload
     from mla_ref.bench.peers import Peer
+    from mla_ref.bench.timing import NoTime, Timing
     from mla_ref.testing import Adapter
 
 # A GPU's cache outgrows its L2; without one there is no L2 to outgrow, only memory to save.
@@ -93,7 +96,7 @@ class KernelOptions:
             for heads in self.heads
             for rows in self.rows
         ]
-        cache = random_cache(slots or CPU_SLOTS, self.cache_format, self.device)
+        cache = random_cache(CPU_SLOTS if slots is None else slots, self.cache_format, self.device)
         made = (make_workload(name, shape, cache, overlap=overlap) for name, shape in shapes)
         return made, words
 
@@ -139,6 +142,21 @@ class KernelOptions:
                 heads=max(self.heads),
                 keys=GPU_KEYS if self.device.type == "cuda" else CPU_KEYS,
             )
+
+
+def judge(backend: str, outcomes: "Sequence[Timing | NoTime]") -> None:
+    """End with exit code 1 if the backend failed, or if nothing of it was timed."""
+    from mla_ref.bench.timing import Timing
+
+    failures = [x for x in outcomes if not isinstance(x, Timing) and x.failed]
+    if failures:
+        words = f"{backend} has a wrong result or fails: {failures[0].name}: {failures[0].why}"
+    elif not any(isinstance(x, Timing) for x in outcomes):
+        words = f"nothing of {backend} was timed"
+    else:
+        return
+    typer.echo(f"mla-ref: error: {words}", err=True)
+    raise typer.Exit(1)
 
 
 def numbers(name: str, text: str, least: int = 1) -> list[int]:

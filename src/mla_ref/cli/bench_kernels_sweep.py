@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mla_ref.cli.bench_kernels_options import KernelOptions
+from mla_ref.cli.bench_kernels_options import KernelOptions, judge
 from mla_ref.cli.bench_report import progress
 
 if TYPE_CHECKING:
@@ -65,9 +65,7 @@ def run_sweep(
         typer.echo(json.dumps(report, indent=2, allow_nan=False))
     else:
         _print(options, str(machine), points)
-    if any(getattr(outcome, "wrong", False) for p in points for outcome in p.outcomes.values()):
-        typer.echo("mla-ref: error: a part's result is wrong", err=True)
-        raise typer.Exit(1)
+    judge(options.backend, [x for point in points for x in point.outcomes.values()])
 
 
 def _print(options: KernelOptions, machine: str, points: "list[SweepPoint]") -> None:
