@@ -48,9 +48,8 @@ def bench_kernels(
     ] = "torch",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:N or auto.")] = "auto",
     heads: Annotated[
-        str | None, typer.Option(
-            help="Query heads. Default: 8,64,128 on a GPU, 8 elsewhere and for --sweep."
-        ),
+        str | None,
+        typer.Option(help="Query heads. Default: 8,64,128 on a GPU, 8 elsewhere and for --sweep."),
     ] = None,
     rows: Annotated[
         str | None,
@@ -163,8 +162,8 @@ def _table(options: KernelOptions, receipt: Path | None, as_json: bool, plot: Pa
     from mla_ref.bench.kernel_machine import read_machine
     from mla_ref.bench.kernels import measure_kernels
     from mla_ref.bench.kernels_plot import plot_kernels
-    from mla_ref.bench.receipt_text import require_public
     from mla_ref.bench.receipt_run import ReceiptRun, run_check
+    from mla_ref.bench.receipt_text import require_public
     from mla_ref.testing import load_target
 
     adapter = load_target(options.backend)
