@@ -69,6 +69,16 @@ def test_choices() -> None:
             checks.require_choice("base", value, ("e", "2"))
 
 
+def test_a_text_is_utf8_and_a_byte_order_mark_is_no_part_of_it() -> None:
+    assert checks.require_utf8("a.txt", b"") == ""
+    text = "\u00e9\u2028\r\n\ufeffx"
+    assert checks.require_utf8("a.txt", text.encode()) == text
+    assert checks.require_utf8("a.txt", text.encode("utf-8-sig")) == text
+    for data in (b"\xff\xfea\x00", b"a\xe9"):
+        with pytest.raises(ValueError, match=r"^a\.txt is not UTF-8: "):
+            checks.require_utf8("a.txt", data)
+
+
 def test_one_device_and_one_dtype() -> None:
     a, b = torch.zeros(1), torch.zeros(1, device="meta")
     checks.require_same_device({"a": a, "b": a})

@@ -121,3 +121,19 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {describe(value)}")
     return value
+
+
+def require_utf8(name: str, data: bytes) -> str:
+    """Return the text of a file: UTF-8, without the byte-order mark that some editors write.
+
+    Args:
+        name: The file, for the message.
+        data: Its bytes.
+
+    Raises:
+        ValueError: They are not UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: {error}") from error

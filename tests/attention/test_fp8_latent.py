@@ -84,7 +84,7 @@ def test_B144_dense_and_sparse_with_plain_and_fp8_rows() -> None:
         (lambda q, c: (q, c[..., :576]), ValueError, r"kv_cache must have .* 656\]"),
         (lambda q, c: (q, c[0]), ValueError, "kv_cache must have the shape"),
         (lambda q, c: (q, c[:, :0]), ValueError, "kv_cache must have pages of one row"),
-        (lambda q, c: (q, c.float()), TypeError, "uint8"),
+        (lambda q, c: (q, c.float()), TypeError, "kv_cache must hold uint8 bytes"),
     ],
 )
 def test_what_does_not_fit_is_named(
@@ -93,3 +93,19 @@ def test_what_does_not_fit_is_named(
     step, cache, q = problem(torch.float32)
     with pytest.raises(error, match=message):
         raw(fp8_latent_attention)(*change(q, cache), **step.batch, softmax_scale=0.1)
+
+
+def test_what_does_not_fit_is_named_though_there_is_nothing_to_read() -> None:
+    """With every length 0 no row is unpacked, and what unpacks it does not look at anything."""
+    nothing = {
+        "query_start_loc": torch.tensor([0, 0]),
+        "seq_lens": torch.tensor([0]),
+        "block_table": torch.zeros(1, 0, dtype=torch.int64),
+        "softmax_scale": 0.1,
+    }
+    q, cache = torch.zeros(0, 3, 576), torch.zeros(1, 4, 656, dtype=torch.uint8)
+    assert fp8_latent_attention(q, cache, **nothing).out.shape == (0, 3, 512)
+    with pytest.raises(TypeError, match="kv_cache must hold uint8 bytes"):
+        raw(fp8_latent_attention)(q, cache.float(), **nothing)
+    with pytest.raises(ValueError, match="scale_reader must be one of stored, truncated"):
+        raw(fp8_latent_attention)(q, cache, **nothing, scale_reader="rounded")

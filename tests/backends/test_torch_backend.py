@@ -383,7 +383,7 @@ GRID = list(
         (1, 384),  # topk
         (32,),  # page size
         ("bf16", "fp8"),
-        (torch.float64, torch.bfloat16, torch.int32, torch.uint8),
+        (torch.float64, torch.bfloat16, torch.int32, torch.uint8, torch.float8_e4m3fn),
     )
 )
 
@@ -410,8 +410,8 @@ def test_B021_supports_agrees_with_what_runs() -> None:
                 plan_for(spec, 2)
             assert reason in str(caught.value)
             refused += 1
-    # 2 dtypes of 4; of the fp8 specs 1 pair of dimensions of 3.
-    assert (ran, refused) == (4 * (3 * 2 + 1 * 2), 4 * (24 - 8))
+    # 2 dtypes of 5; of the fp8 specs 1 pair of dimensions of 3.
+    assert (ran, refused) == (4 * (3 * 2 + 1 * 2), 4 * (30 - 8))
 
 
 def test_plans_and_functions_are_the_same_maths() -> None:

@@ -175,6 +175,18 @@ def test_each_request_by_itself() -> None:
     )
 
 
+def test_a_request_without_a_token_is_not_to_blame_for_the_one_behind_it() -> None:
+    """It has the kernel of its neighbour, and no reason of its own."""
+    found = route_per_request(batch_facts((0, 512), (False, True)), rows(tokens=1024))
+    assert (found.kind, found.reason, found.blame) == ("extend", "prefill-in-batch", 1)
+    assert found.reasons == ("empty", "prefill-in-batch")
+    assert "request 1, with 512 tokens" in found.text
+    # A short chunk could go to decode: the advice is for it, and not for the empty request.
+    found = route_per_request(batch_facts((0, 0, 4), (False, False, True)), rows())
+    assert (found.reason, found.blame) == ("prefill-in-batch", 2)
+    assert (found.remedy.change, found.remedy.value) == ("mode", "1")
+
+
 def test_a_graphs_key_includes_the_route() -> None:
     """A replay repeats the branch that was taken at capture: one shape, two routes, two graphs."""
     verifier = route(batch_facts([4, 4], [False, False]), rows())

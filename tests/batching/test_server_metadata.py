@@ -40,6 +40,18 @@ def test_only_the_offsets_are_needed() -> None:
     assert read_metadata(DUMP | {"is_prefilling": None}).is_prefilling is None
 
 
+def test_offsets_that_one_of_two_names_holds() -> None:
+    """A dump that writes both names has null for the one that the server did not keep."""
+    for data in (
+        {"query_start_loc_cpu": None, "query_start_loc": [0, 4]},
+        {"query_start_loc_cpu": [0, 4], "query_start_loc": None},
+    ):
+        assert read_metadata(data).query_lens == (4,)
+    nothing = {"query_start_loc_cpu": None, "query_start_loc": None, "num_reqs": 1}
+    with pytest.raises(ValueError, match="query_start_loc must be there, got only num_reqs$"):
+        raw(read_metadata)(nothing)
+
+
 @pytest.mark.parametrize(
     ("changed", "name"),
     [

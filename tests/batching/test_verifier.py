@@ -51,6 +51,19 @@ def test_padding_stays_padding() -> None:
     assert flat.is_prefilling.tolist() == [False] * 6
 
 
+@pytest.mark.parametrize("prompt_lens", [None, []])
+def test_a_step_of_padding_alone_is_padded_requests(prompt_lens) -> None:
+    table = torch.zeros(0, 1, dtype=torch.int64)
+    step = Step.build([], [], table, 64, prompt_lens=prompt_lens, num_tokens_padded=4)
+    flat = one_row_requests(step)
+    assert (flat.num_reqs, flat.num_reqs_padded, flat.query_lens) == (0, 4, (0,) * 4)
+    assert flat.query_start_loc.tolist() == [0] * 5
+    assert flat.seq_lens.tolist() == [0] * 4 and flat.request_of_row.tolist() == [-1] * 4
+    assert flat.block_table.tolist() == [[-1]] * 4
+    flags = flat.is_prefilling
+    assert flags is None if prompt_lens is None else flags.tolist() == [False] * 4
+
+
 def problem(step: Step, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, a cache whose unused slots are NaN, and each row's causal list of slots."""
     pages = int(step.block_table.max()) + 1

@@ -118,9 +118,16 @@ def timed(*pairs: tuple[float, float]) -> RoutingRow:
     [
         ([(2.0, 1.0)] * 5, "lost", "lost 50% of the step here; it took 2.00 to 2.00 times"),
         ([(1.0, 2.0)] * 5, "reversed", "lost nothing here, it was 50% faster; it took 0.50 to"),
-        # One pair that says otherwise, or too few of them: nothing is claimed.
+        # One pair that says otherwise: nothing is claimed. Too few of them: that is said.
         ([(2.0, 1.0)] * 5 + [(1.0, 1.1)], "none", "lost nothing that shows here; it took 0.91 to"),
-        ([(2.0, 1.0)] * 4, "none", "lost nothing that shows here; it took 2.00 to 2.00 times"),
+        (
+            [(2.0, 1.0)] * 4,
+            "too few",
+            "ran in 4 pairs of runs, too few to tell what it lost (5 are needed); it took 2.00 to "
+            "2.00 times as long.",
+        ),
+        ([(1.0, 1.5)], "too few", "ran in 1 pair of runs, too few to tell what it lost (5 are"),
+        ([(2.0, 1.0)] * 3 + [(1.0, 1.1)], "too few", "it took 0.91 to 2.00 times as long."),
         ([(1.0, 1.0)] * 5, "none", "as long in 5 pairs of runs."),
     ],
 )
@@ -137,7 +144,7 @@ def test_a_loss_is_claimed_only_where_all_pairs_agree(
 def test_a_row_as_json(rows: list[RoutingRow]) -> None:
     read = json.loads(json.dumps(rows[0].to_json(), allow_nan=False))
     assert (read["num_verifiers"], read["chunk"], read["reason"]) == (3, 5, "prefill-in-batch")
-    assert read["finding"] == "none"
+    assert read["finding"] == "too few"
     assert [launch["blocks"] for launch in read["by_itself"]] == [24, 5]
     assert [t["name"] for t in (read["times"]["a"], read["times"]["b"])] == [
         "batch-wide",

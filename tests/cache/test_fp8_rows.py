@@ -9,7 +9,7 @@ from tests.support import raw
 
 from mla_ref.cache import write_rows
 from mla_ref.cache.fp8_rows import pack_fp8_rows, unpack_fp8_rows
-from mla_ref.numerics.float8 import SCALE_RULES
+from mla_ref.numerics.float8 import SCALE_READERS, SCALE_RULES
 from mla_ref.testing.definition import E4M3
 
 
@@ -101,13 +101,17 @@ def test_B156_rows_of_another_width_or_kind_are_refused() -> None:
         raw(pack_fp8_rows)(torch.zeros(2, 576), scale_rule="e8m0")
 
 
-def test_nan_and_inf_stay_in_their_group() -> None:
-    rows = torch.randn(1, 576)
-    rows[0, 5], rows[0, 130] = math.nan, math.inf
-    back = unpack_fp8_rows(pack_fp8_rows(rows))[0]
-    assert back[:128].isnan().all()  # the scale of the group is NaN: nothing is hidden
-    assert not back[128:256].isfinite().all()
-    assert back[256:].isfinite().all()
+@pytest.mark.parametrize("reader", SCALE_READERS)
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_nan_and_inf_stay_in_their_group_and_are_all_of_it(rule: str, reader: str) -> None:
+    """With a finite scale the group's other numbers would be cut at 448 of it, unseen."""
+    rows = 1e4 * torch.randn(1, 576)
+    rows[0, 5], rows[0, 130] = math.nan, -math.inf
+    back = unpack_fp8_rows(pack_fp8_rows(rows, scale_rule=rule), scale_reader=reader)[0]
+    assert back[:256].isnan().all()
+    rows[0, 5] = rows[0, 130] = 0.0
+    clean = unpack_fp8_rows(pack_fp8_rows(rows, scale_rule=rule), scale_reader=reader)[0]
+    assert torch.equal(back[256:], clean[256:]) and clean.isfinite().all()
 
 
 def test_no_rows_and_rows_in_pages() -> None:
@@ -126,3 +130,18 @@ def test_strided_input_gives_the_same_bytes() -> None:
     wide = torch.zeros(6, 700, dtype=torch.uint8)
     wide[:, :656] = pack_fp8_rows(rows)
     assert torch.equal(unpack_fp8_rows(wide[:, :656]), unpack_fp8_rows(pack_fp8_rows(rows)))
+
+
+@pytest.mark.parametrize("offset", range(1, 6))
+def test_rows_may_begin_at_any_byte(offset: int) -> None:
+    """A single row has no gaps, so `contiguous` would not move its scales to whole words."""
+    rows = torch.randn(2, 576)
+    packed, expected = pack_fp8_rows(rows), unpack_fp8_rows(pack_fp8_rows(rows))
+    memory = torch.zeros(offset + 656, dtype=torch.uint8)
+    memory[offset:] = packed[0]
+    assert torch.equal(unpack_fp8_rows(memory[offset:]), expected[0])
+    together = torch.cat([torch.zeros(offset, dtype=torch.uint8), packed.flatten()])
+    assert torch.equal(unpack_fp8_rows(together[offset:].view(2, 656)), expected)
+    # And bytes that lie across: the last dimension is not the one without gaps.
+    across = packed.T.contiguous().T
+    assert torch.equal(unpack_fp8_rows(across), expected)

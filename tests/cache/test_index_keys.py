@@ -1,11 +1,14 @@
 """Index keys: planar pages, 132 bytes a token."""
 
+import math
+
 import pytest
 import torch
 from tests.support import raw
 
 from mla_ref.cache.index_keys import (
     KEY_BYTES,
+    index_keys_of_pages,
     index_planes,
     new_index_cache,
     page_size_of,
@@ -13,7 +16,7 @@ from mla_ref.cache.index_keys import (
     read_index_keys,
     write_index_keys,
 )
-from mla_ref.numerics.float8 import from_e4m3
+from mla_ref.numerics.float8 import SCALE_READERS, SCALE_RULES, from_e4m3
 
 
 def test_a_page_of_64_has_all_keys_first_and_then_all_scales() -> None:
@@ -53,6 +56,22 @@ def test_scales_are_powers_of_two_by_default_and_named_otherwise() -> None:
         assert bool((torch.frexp(scale).mantissa == 0.5).all()) is power
 
 
+@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_key_with_a_number_that_is_none_reads_as_nan(rule: str, bad: float) -> None:
+    keys = 1e4 * torch.randn(3, 128)
+    clean, _ = quantise_index_keys(keys, rule)
+    keys[1, 7] = bad
+    data, scale = quantise_index_keys(keys, rule)
+    assert scale.isfinite().tolist() == [True, False, True]
+    assert torch.equal(data[::2], clean[::2])
+    cache = new_index_cache(1, 4)
+    write_index_keys(cache, keys, torch.arange(3), scale_rule=rule)
+    for reader in SCALE_READERS:
+        read = read_index_keys(cache, torch.tensor([0]), 0, 3, scale_reader=reader)
+        assert read[1].isnan().all() and read[::2].isfinite().all()
+
+
 def test_slot_minus_one_is_not_written() -> None:
     cache = new_index_cache(2).fill_(7)
     write_index_keys(cache, torch.randn(2, 128), torch.tensor([-1, -1]))
@@ -79,6 +98,23 @@ def test_input_that_does_not_fit_is_named() -> None:
         raw(write_index_keys)(cache, torch.zeros(1, 64), torch.tensor([0]))
     with pytest.raises(ValueError, match="slots"):
         raw(write_index_keys)(cache, torch.zeros(1, 128), torch.tensor([64]))
+    plain = new_index_cache(1, dtype=torch.float32, head_dim=24)
+    for into, width in ((cache, 128), (plain, 24)):
+        good = (into, torch.zeros(2, width), torch.tensor([0, 1]))
+        for name, wrong in (
+            ("cache must", (None, *good[1:])),
+            ("cache must", (into[0], *good[1:])),
+            ("keys must have size", (into, torch.zeros(2, width + 1), good[2])),
+            ("keys must", (into, good[1].long(), good[2])),
+            ("slots must have size 2", (*good[:2], torch.tensor([0, 1, 2]))),
+            ("slots must", (*good[:2], torch.tensor([0.0, 1.0]))),
+            ("slots must", (*good[:2], [0, 1])),
+        ):
+            with pytest.raises((TypeError, ValueError), match=f"^{name}"):
+                raw(write_index_keys)(*wrong)
+        with pytest.raises(ValueError, match="^scale_rule"):
+            raw(write_index_keys)(*good, scale_rule="pow3")
+        assert into.eq(0).all()
 
 
 # --- a cache of plain numbers
@@ -137,6 +173,16 @@ def test_a_page_outside_the_cache_is_refused_and_not_counted_from_the_end() -> N
             assert len(read_index_keys(cache, table, 4, 2)) == 2
         with pytest.raises(ValueError, match="block_table_row has 1 pages of 2, too few"):
             read_index_keys(cache, torch.tensor([0]), 1, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
+def test_pages_of_an_empty_cache_are_zeros(dtype: torch.dtype) -> None:
+    """A captured step reads all pages of a table, -1 where there is none, and masks what it got."""
+    cache = new_index_cache(0, 3, dtype=dtype)
+    for table in (torch.tensor([-1, -1]), torch.tensor([0, 7])):
+        keys = index_keys_of_pages(cache, table)
+        assert keys.dtype == torch.float32 and torch.equal(keys, torch.zeros(6, 128))
+    assert index_keys_of_pages(cache, torch.zeros(0, dtype=torch.int64)).shape == (0, 128)
 
 
 def test_bad_input_of_the_readers_is_named() -> None:

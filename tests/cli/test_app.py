@@ -1,5 +1,7 @@
 """What holds for all verbs: errors in one line, exit codes, the version, both ways to start."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -40,10 +42,25 @@ def test_an_error_about_the_input_is_one_line_and_exit_code_2(error):
     assert result.stderr == f"mla-ref: error: {error}\n"
 
 
-def test_an_error_of_the_file_system_names_the_file():
-    error = IsADirectoryError(21, "Is a directory", "tests")
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.EROFS])
+def test_an_error_of_the_file_system_names_the_file(number):
+    error = OSError(number, os.strerror(number), "tests")
     result = CliRunner().invoke(_failing(error), ["fail"])
-    assert result.stderr == "mla-ref: error: Is a directory: tests\n"
+    assert result.exit_code == 2
+    assert result.stderr == f"mla-ref: error: {os.strerror(number)}: tests\n"
+
+
+def test_one_that_names_no_file_does_not_name_none():
+    error = PermissionError(errno.EACCES, "Permission denied")
+    result = CliRunner().invoke(_failing(error), ["fail"])
+    assert "Permission denied" in result.stderr and "None" not in result.stderr
+
+
+def test_a_broken_pipe_ends_quietly_and_a_full_disk_is_no_error_of_the_user():
+    result = CliRunner().invoke(_failing(BrokenPipeError(errno.EPIPE, "Broken pipe")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "")
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert CliRunner().invoke(_failing(error), ["fail"]).exception is error
 
 
 def test_an_error_of_many_lines_or_none_is_still_one():

@@ -90,7 +90,7 @@ def test_a_wrong_rung_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPatc
         (("--lengths", ""), ValueError, "--lengths"),
         (("--peer-length", "64"), ValueError, "--peer-length is for sparse"),
         (("--threads", "0"), ValueError, "--threads must be at least 1"),
-        (("--lengths", "64,0"), ValueError, "lengths must be at least 1"),
+        (("--lengths", "64,0"), ValueError, "--lengths must be numbers of 1 or more"),
         (("--plot", "context.gif"), ValueError, "--plot"),
         (("--plot", "no/such/folder/context.png"), FileNotFoundError, "no folder"),
         (("--plot", "context.png", "--lengths", "64"), ValueError, "two lengths"),

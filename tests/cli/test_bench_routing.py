@@ -54,7 +54,9 @@ def test_the_table_is_whole_and_says_what_was_lost(width: int) -> None:
     assert "by itself decode 8 16 1 35" in shown and "extend 5 5 1 70" in shown
     assert "20 batch-wide extend 28 28 1 70" in shown
     for chunk in (5, 20):
-        assert f"Chunk of {chunk}: the batch-wide rule lost nothing that shows here;" in shown
+        told = f"Chunk of {chunk}: the batch-wide rule ran in 1 pair of runs, too few to tell what"
+        assert told in shown and "(5 are needed)" in shown
+    assert "nothing" not in shown
     assert "the 8 verifier rows are 8 blocks of 70 keys in extend, and 16 of 35 in" in shown
     assert "these times cannot show" in shown and "both ways gave the same rows" in shown
 
@@ -85,7 +87,7 @@ def test_a_wrong_result_is_one_line_and_exit_code_1(monkeypatch: pytest.MonkeyPa
     ("args", "says"),
     [
         (("--lengths", "5,x"), "--lengths"),
-        (("--lengths", "0"), "chunks must be at least 1"),
+        (("--lengths", "0"), "--lengths must be numbers of 1 or more"),
         (("--requests", "0"), "num_verifiers must be at least 1"),
         (("--heads", "0"), "heads must be at least 1"),
         (("--repeats", "0"), "repeats must be at least 1"),

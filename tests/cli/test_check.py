@@ -117,6 +117,12 @@ def test_repro_is_a_program():
     assert 'load_target("my_kernel:right", kind="decode")' in result.stdout
 
 
+def test_repro_names_a_device_that_torch_knows(monkeypatch):
+    monkeypatch.setattr("mla_ref.platform.resolve_device", lambda name: torch.device("cuda:1"))
+    result = run("--repro", "decode/sink", "--device", "auto")
+    assert 'case.build("cuda:1")' in result.stdout and "auto" not in result.stdout
+
+
 def test_export_writes_two_files_a_case(tmp_path):
     result = run("--export", "out", "--case", "decode/far")
     assert "left out: decode/far, whose cache has 4.6 GB" in result.stderr
@@ -131,8 +137,16 @@ def test_export_writes_two_files_a_case(tmp_path):
     [
         (["--kind", "prefill"], "--kind"),
         (["--case", "no-such-case"], "--case"),
-        (["--timeout", "0"], "--timeout"),
+        (["--timeout", "0"], "--timeout must be above 0 and at most 86,400 seconds, a day; got 0"),
+        (["--timeout", "inf"], "--timeout must be above 0"),
+        (["--timeout", "nan"], "--timeout must be above 0"),
+        (["--timeout", "1e10"], "--timeout must be above 0"),
         (["--repro", "decode/no-such"], "decode/no-such"),
+        (["--repro", "decode/sink", "--device", "tpu"], "tpu"),
+        (["--repro", "decode/sink", "--export", "out"], "--repro and --export"),
+        (["--repro", "decode/sink", "--json"], "--json is for results"),
+        (["--export", "out", "--json"], "--json is for results"),
+        (["--export", "my_kernel.py", "--kind", "decode", "--case", "decode/none"], "File exists"),
         (["--backend", "my_kernel:nothing"], "my_kernel:nothing"),
         (["--device", "tpu"], "tpu"),
     ],

@@ -273,6 +273,8 @@ def test_the_routes_of_sparse_verifier_rows_are_counted(weights_once, mode, rout
         (("a", "--cache-dtype", "fp8"), "--cache-dtype fp8 needs --sparse"),
         (("a", "--sparse", "--attention", "gqa"), "--sparse attends on the packed form"),
         (("a", "--mode", "0"), "--mode needs --sparse"),
+        (("a", "--topk", "64"), "--topk needs --sparse"),
+        (("a", "--topk", "0", "--sparse"), "--topk must be at least 1, got 0"),
         (("a", "--sparse", "--mode", "2"), "mode must be one of auto, 0"),
         (("a", "--backend", "cuda"), "backend must be one of torch"),
         (("a", "--page-size", "0"), "--page-size must be at least 1"),

@@ -47,7 +47,8 @@ def test_json_names_device_backend_graphs_and_kernels(loaded: dict[str, Any]) ->
     assert (plain["graphs"], plain["replayed_steps"], plain["recorded_graphs"]) == (False, 0, 0)
     assert (plain["backend"], plain["kernels"]) == (None, None)
     replayed = told("--graphs", "--mtp", "3", "--drafter", "ngram")
-    assert replayed["graphs"] and replayed["recorded_graphs"] == 1
+    # One of steps with drafts, and one of steps where nobody has any.
+    assert replayed["graphs"] and replayed["recorded_graphs"] == 2
     assert replayed["replayed_steps"] == replayed["steps"] - 1  # all but the prompt's
     assert replayed["prompts"][0]["token_ids"] == plain["prompts"][0]["token_ids"]
 
@@ -57,6 +58,13 @@ def test_the_figures_say_where_it_ran_if_not_as_always(loaded: dict[str, Any]) -
     said = invoke("--graphs", "--dtype", "bf16", "--device", "cpu").stderr
     assert "on cpu in bf16; 8 of 9 steps replayed from 1 graphs" in said
     assert loaded["dtype"] == torch.bfloat16 and loaded["device"] == torch.device("cpu")
+
+
+def test_a_row_attends_to_256_keys_if_sparse_and_nothing_else_is_said(
+    loaded: dict[str, Any],
+) -> None:
+    for args, topk in (((), None), (("--sparse",), 256), (("--sparse", "--topk", "9"), 9)):
+        assert told(*args, "--cache-dtype", "float32")["topk"] == topk == loaded["topk"]
 
 
 @pytest.mark.parametrize(

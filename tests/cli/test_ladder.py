@@ -7,6 +7,8 @@ from typer.testing import CliRunner
 
 from mla_ref.cli.app import app
 from mla_ref.ladder import rung_runs
+from mla_ref.models.smollm2 import SmolLM2
+from mla_ref.models.tokenizer import Tokenizer
 from mla_ref.numerics import AttentionResult
 
 # The smallest preset: 16 heads, no compressed query.
@@ -74,6 +76,32 @@ def test_bad_options_are_one_line_that_names_the_option(args, named):
     assert result.exit_code == 2
     assert named in result.stderr
     assert "Traceback" not in result.output
+
+
+def test_a_text_that_is_not_utf8_is_named_with_its_option(tmp_path):
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("été".encode("latin-1"))
+    result = run("ladder", "--text", str(path))
+    assert result.exit_code == 2
+    assert f"mla-ref: error: --text {path} is not UTF-8: " in result.stderr
+
+
+def test_what_an_editor_on_windows_adds_is_no_part_of_the_text(tmp_path, monkeypatch):
+    class Listener:
+        """A tokenizer that finds no token."""
+
+        def encode(self, text):
+            read.append(text)
+            return []
+
+    read = []
+    monkeypatch.setattr(SmolLM2, "from_gguf", lambda *_, **__: None)
+    monkeypatch.setattr(Tokenizer, "from_gguf", lambda *_: Listener())
+    path = tmp_path / "text.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    result = run("ladder", "--text", str(path))
+    assert f"--text {path} holds no text" in result.stderr
+    assert read == ["one\ntwo\n"]
 
 
 @pytest.mark.model

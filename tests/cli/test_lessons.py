@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mla_ref.cli.app import app
+from mla_ref.cli.lessons import _quoted
 from mla_ref.ladder import lessons as module
 from mla_ref.ladder.lessons import copy_lessons, find_lessons, lessons
 
@@ -74,6 +75,17 @@ def test_copies_are_the_notebooks_and_are_named(tmp_path):
         assert path.read_bytes() == (ROOT / "lessons" / path.name).read_bytes()
 
 
+def test_the_commands_after_copying_can_be_pasted_into_a_shell(tmp_path):
+    """cmd.exe knows double quotes alone; `pip install 'a[b]'` fails there."""
+    folder = tmp_path / "my course"
+    output = run("--copy", "02", "--to", folder).output
+    assert f"\nOpen them: jupyter lab {_quoted(folder)}\n" in output
+    assert _quoted(folder, "linux") == f"'{folder}'"
+    assert 'pip install "mla-ref[lessons,model]"; ' in output
+    assert _quoted(Path("C:/my course"), "win32") == '"C:/my course"'
+    assert _quoted(Path("course"), "win32") == _quoted(Path("course"), "linux") == "course"
+
+
 def test_a_reader_s_file_is_not_overwritten_and_nothing_else_is_copied(tmp_path):
     (tmp_path / NAME).write_text("mine")
     result = run("--copy", "01", "02", "--to", tmp_path)
@@ -83,6 +95,15 @@ def test_a_reader_s_file_is_not_overwritten_and_nothing_else_is_copied(tmp_path)
     assert (tmp_path / NAME).read_text() == "mine"
     assert run("--copy", "01", "02", "--to", tmp_path, "--force").exit_code == 0
     assert (tmp_path / NAME).read_bytes() == (ROOT / "lessons" / NAME).read_bytes()
+
+
+def test_a_file_in_place_of_the_folder_is_one_line(tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    result = run("--copy", "02", "--to", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"mla-ref: error: File exists: {file}\n"
+    assert file.read_text() == "mine"
 
 
 def test_a_copy_that_was_not_touched_may_be_made_again(tmp_path):

@@ -142,6 +142,12 @@ def test_vllm41841_as_the_original_answers(tmp_path) -> None:
     assert "mla-ref: decode too (verifier)" in shown and "vllm#41841" not in shown
 
 
+def test_a_byte_order_mark_is_no_part_of_the_metadata(tmp_path) -> None:
+    path = tmp_path / "step.json"
+    path.write_text(json.dumps(STALE), encoding="utf-8-sig")
+    assert ask("--metadata", str(path))["kind"] == "decode"
+
+
 def test_the_environment_of_a_server(monkeypatch) -> None:
     monkeypatch.setenv(MODE_VARIABLES[1], " Off ")
     monkeypatch.setenv(MAX_Q_VARIABLES[1], "5")
@@ -166,7 +172,8 @@ def test_the_environment_of_a_server(monkeypatch) -> None:
         (["--prefilling", "0"], "--query-lens"),
         (["--metadata", "x.json", "--query-lens", "4"], "--metadata"),
         (["--metadata", "no-such.json"], "no-such.json"),
-        (["--metadata", "text.json"], "text.json"),
+        (["--metadata", "text.json"], "--metadata text.json is no JSON: "),
+        (["--metadata", "bytes.json"], "--metadata bytes.json is not UTF-8: "),
         (["--metadata", "list.json"], "metadata"),
         (["--query-lens", "9000"], "9000 rows, but max_num_batched_tokens is 8192"),
         (["--query-lens", ",".join("1" * 17)], "17 requests, but max_num_seqs is 16"),
@@ -188,6 +195,7 @@ def test_bad_options_are_one_line_that_names_them(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.json").write_text("not json")
+    (tmp_path / "bytes.json").write_bytes(b'{"seqs": "\xff"}')
     (tmp_path / "list.json").write_text("[1, 2]")
     result = run(*args, code=2)
     assert named in result.stderr

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ from mla_ref.cli import validate_rows
 from mla_ref.cli.validate import VALIDATIONS, validate
 from mla_ref.cli.validate_report import ValidateOptions, command, prompt_ids
 from mla_ref.models.tokenizer import Tokenizer
-from mla_ref.validation import Configuration, Finding, Replay, judge
+from mla_ref.validation import Configuration, Finding, LayerErrors, Replay, judge
 
 pytestmark = pytest.mark.thorough
 
@@ -143,6 +144,22 @@ def test_full_says_which_configuration_does_not_hold(
     assert json.loads((tmp_path / "validation-rows.json").read_text())["passed"] is False
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_no_row_is_exit_code_1_and_no_table_breaks(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool
+) -> None:
+    def none(configuration: Configuration, *args: Any, **kwargs: Any) -> Finding:
+        found = replayed(type(kwargs["backend"]), 1)
+        pairs = {name: replace(pair, rows=()) for name, pair in found.pairs.items()}
+        empty = replace(found, places=(), pairs=pairs, layers=LayerErrors({}, 2))
+        return Finding(configuration, 128, empty, judge(empty))
+
+    monkeypatch.setattr(validation, "validate_configuration", none)
+    result = run(*(("--full", "--out", str(tmp_path)) if full else ()))
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit), result.exception
+    assert words(result.stdout).count("No verifier row was measured.") == (10 if full else 1)
+
+
 def test_full_axes() -> None:
     axes = validation.full_axes()
     assert len(axes) == len(set(axes)) == 10
@@ -206,6 +223,14 @@ def test_bad_input_is_refused_before_the_model_is_loaded(
 def test_the_command_in_a_file_names_no_folder() -> None:
     options = ValidateOptions(prompts=Path("a/b.jsonl"), rows=8, as_json=True, out=Path("x"))
     assert command("rows", options) == "mla-ref validate rows --rows 8 --prompts b.jsonl"
+
+
+def test_the_command_in_a_file_can_be_pasted_into_a_shell() -> None:
+    options = ValidateOptions(prompts=Path("a/my $b.jsonl"), backend="a folder/k.py:make()")
+    line = command("rows", options)
+    assert line == (
+        "mla-ref validate rows --prompts 'my $b.jsonl' --backend 'a folder/k.py:make()'"
+    )
 
 
 def test_the_table_of_what_can_be_validated() -> None:

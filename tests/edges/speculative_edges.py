@@ -433,6 +433,7 @@ class Saying:
 
     config = SmolLM2Config(vocab_size=VOCAB + 4, context_length=12)
     device = torch.device("cpu")
+    captures = False
 
     def new_cache(self, num_pages: int, page_size: int, dtype: Any = None, **rest: Any) -> Tensor:
         return torch.zeros(0)

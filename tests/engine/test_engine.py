@@ -210,7 +210,7 @@ def test_all_ends_have_their_reason() -> None:
         ({"stop_ids": [VOCAB - 1, text[2]]}, "stop"),
         ({"eos_id": text[2], "stop_ids": [text[2]]}, "eos"),
         ({"eos_id": text[7]}, "eos"),
-        ({"eos_id": 10**6}, "length"),
+        ({"eos_id": VOCAB - 1}, "length"),
     ):
         request = Request("0", prompt(5), 8, **more)
         (state,) = Engine(small_model("packed")).run([request])
@@ -247,6 +247,31 @@ def test_others_may_come_while_a_stream_runs() -> None:
             late.append(engine.add(second))
         assert output.request_id in ("0", "1")
     assert late[0].output_ids == plain_tokens("packed", prompt(5), 8)
+
+
+def test_a_request_that_is_aborted_is_not_heard_of_again() -> None:
+    """Not even with what the step at hand has given it; one that has ended in it is."""
+    requests = [Request("0", prompt(1), 8), Request("1", prompt(5), 8), Request("2", prompt(2), 2)]
+    engine, heard, aborted = Engine(small_model("packed")), [], None
+    for output in engine.stream(requests):
+        heard.append((output.request_id, len(output.token_ids), output.finish_reason))
+        if len(engine.timeline) == 2 and aborted is None:
+            aborted = engine.abort("1")
+            # The name is free again, and its new bearer is heard.
+            engine.add(Request("1", prompt(1), 1))
+    assert len(aborted.output_ids) == 2
+    assert [entry for entry in heard if entry[0] == "1"] == [("1", 1, None), ("1", 1, "length")]
+    assert ("2", 1, "length") in heard and heard[-1] == ("0", 1, "length")
+
+
+def test_a_stream_that_is_left_leaves_its_requests_live() -> None:
+    engine = Engine(small_model("packed"))
+    for _ in engine.stream(requests_of(1, 5)):
+        break
+    assert sorted(engine.requests) == ["0", "1"]
+    for name in list(engine.requests):
+        engine.abort(name)
+    assert list(engine.stream()) == []
 
 
 def test_a_step_that_fails_has_changed_no_text_and_can_be_repeated() -> None:
@@ -329,6 +354,8 @@ def test_a_request_that_the_engine_cannot_serve_is_refused_on_arrival() -> None:
     for request, message in (
         (Request("0", [1], 1), "request_id must be new, but '0' is running or waiting"),
         (Request("1", [VOCAB], 1), "request '1': prompt_ids must lie below the vocabulary of 60"),
+        (Request("1", [1], 1, eos_id=VOCAB), "request '1': eos_id must lie below .* 60, got 60"),
+        (Request("1", [1], 1, stop_ids=[2, 99]), "request '1': stop_ids must lie .* 60, got 99"),
         (Request("1", [1] * 60, 5), r"must fit into the model's context of 64, got 60 \+ 5"),
         (Request("1", [1] * 14, 4), "request '1' may need 5 pages of 4 tokens"),
     ):

@@ -79,7 +79,11 @@ def test_it_ends_at_the_end_token(model, expected):
 @pytest.mark.parametrize(
     "prompt, settings, message",
     [
-        ([], {}, "the prompt must hold a token at least, got an empty one"),
+        ([], {}, "prompt_ids must hold a token at least, got an empty prompt"),
+        ([1, CONFIG.vocab_size], {}, "prompt_ids must lie below the vocabulary"),
+        ([-1], {}, "prompt_ids must be at least 0, got -1"),
+        (PROMPT, {"eos_id": -7}, "eos_id must be at least 0, got -7"),
+        (PROMPT, {"eos_id": 10**6}, "eos_id must lie below the vocabulary of .*, got 1000000"),
         (PROMPT, {"max_new_tokens": 20}, r"the model's context of 32, got 13 \+ 20"),
         ([1] * 32, {}, r"the model's context of 32, got 32 \+ 1"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
@@ -92,6 +96,18 @@ def test_a_request_that_cannot_be_is_refused_at_the_call(
 ):
     with pytest.raises(ValueError, match=message):
         generate(model, prompt, **{"max_new_tokens": 1, **settings})
+
+
+@pytest.mark.parametrize(
+    "prompt, eos_id, message",
+    [
+        ([1.0, 2.0], None, "prompt_ids must be an int, got 1.0"),
+        (PROMPT, float("nan"), "eos_id must be an int, got nan"),
+    ],
+)
+def test_what_is_no_token_is_refused_at_the_call(model, prompt, eos_id, message, plain_calls):
+    with pytest.raises(TypeError, match=message):
+        generate(model, prompt, max_new_tokens=1, eos_id=eos_id)
 
 
 def test_the_cache_stores_the_dtype_asked_for(model, monkeypatch):

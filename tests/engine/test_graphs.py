@@ -24,8 +24,10 @@ from tests.engine.serving import (
 from mla_ref.backends import TorchBackend
 from mla_ref.batching import ServingLimits, Step
 from mla_ref.engine import Engine, GraphSizes, Request, StaticStep, StepGraphs
+from mla_ref.models.smollm2_ranks import DCPSmolLM2
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
 from mla_ref.numerics import compare
+from mla_ref.speculative import Draft
 
 PAGE, CPU = 4, torch.device("cpu")
 WIDTH = CONTEXT // PAGE
@@ -183,11 +185,62 @@ def test_B016_a_batch_of_nobody_runs_and_writes_nothing(kind: str) -> None:
 def test_B018_a_size_never_holds_more_requests_than_the_server() -> None:
     sizes = GraphSizes(ServingLimits(100, 1000, 2))
     assert sizes.padded([3] * 65) == (100, 300)
-    assert sizes.padded([1] * 64) == (64, 192)
+    assert sizes.padded([1, 2] * 32) == (64, 192)
     assert sizes.padded([2]) == (1, 3)
     for runs_as_it_is in ([], [4], [1] * 101, [1, 4]):
         assert sizes.padded(runs_as_it_is) is None
-    assert GraphSizes(ServingLimits(8, 16, 3)).padded([1] * 5) is None  # 8 * 4 rows of 16
+    assert GraphSizes(ServingLimits(8, 16, 3)).padded([2] * 5) is None  # 8 * 4 rows of 16
+
+
+def test_where_nobody_has_a_draft_there_is_no_room_for_drafts() -> None:
+    sizes = GraphSizes(ServingLimits(8, 256, 3))
+    assert sizes.padded([1] * 3) == (4, 4) and sizes.padded([1, 1, 2]) == (4, 16)
+    assert GraphSizes(ServingLimits(100, 1000, 2)).padded([1] * 65) == (100, 100)
+
+
+@pytest.mark.parametrize(
+    ("mode", "verifier"), [("auto", ("decode", "verifier")), ("0", ("extend", "mode-off"))]
+)
+def test_single_tokens_go_to_decode_in_every_mode(mode: str, verifier: tuple[str, str]) -> None:
+    """Mode 0 plans one row a request: with room for drafts they would be more than are planned."""
+    requests = some_requests(2, 3, 5, new=8)
+    texts = [(*r.prompt_ids, *plain_tokens("sparse", r.prompt_ids, MOST_NEW)) for r in requests]
+
+    class Sometimes(KnowingDrafter):
+        """Every second call proposes nothing."""
+
+        def propose(self, requests: Any, *args: Any) -> Any:
+            drafts = super().propose(requests, *args)
+            return drafts if len(self.calls) % 2 else [Draft([]) for _ in requests]
+
+    engine = Engine(
+        small_model("sparse"),
+        drafter=Sometimes(texts, wrong=0.5),
+        num_drafts=3,
+        mode=mode,
+        page_size=PAGE,
+        graphs=True,
+    )
+    states = serve(engine, requests, [0, 0, 0])
+    for request, state in zip(requests, states, strict=True):
+        assert state.output_ids == plain_tokens("sparse", request.prompt_ids, 8)
+    found = {False: set(), True: set()}
+    for record in engine.timeline:
+        if not record.num_prefill_tokens:
+            assert record.graph is not None
+            rows = record.num_tokens_padded // (1 << (record.num_reqs - 1).bit_length())
+            found[record.num_tokens > record.num_reqs].add((record.route, record.reason, rows))
+    assert found == {False: {("decode", "single-token", 1)}, True: {(*verifier, 4)}}
+
+
+@pytest.mark.parametrize("kind", ["packed", "sparse"])
+def test_steps_with_drafts_and_without_have_graphs_of_their_own(kind: str) -> None:
+    decoding = Decoding(kind)
+    for computed, new in (([20, 9], [4, 1]), ([20, 9], [1, 1]), ([5, 6], [1, 3]), ([1, 2], [1, 1])):
+        replayed, run = decoding.both(decoding.step([0, 2], computed, new))
+        assert compare(replayed, run).agrees(rel_l2=1e-12)
+    assert {size for size, _ in decoding.graphs.recorded} == {(2, 8), (2, 2)}
+    assert len(decoding.graphs.recorded) == 2
 
 
 def test_padding_of_the_buffers_is_neutral() -> None:
@@ -272,7 +325,29 @@ def test_a_step_of_another_size_is_refused(changed: dict[str, Any], message: str
         StaticStep(4, 16, WIDTH, PAGE, CPU).fill(step, torch.zeros(16, dtype=torch.int64))
 
 
-def test_attention_that_goes_by_numbers_of_the_host_says_so() -> None:
-    engine = Engine(small_model("gqa"), page_size=PAGE, graphs=True)
-    with pytest.raises(ValueError, match="step must have its batch on the host"):
-        engine.run(some_requests(1, new=2))
+def test_a_model_that_cannot_be_captured_is_refused_before_it_runs() -> None:
+    sparse = small_model("sparse")
+    dense = small_model("packed")
+    for model in (
+        small_model("gqa"),
+        dense.with_attention("packed", "expanded"),
+        dense.with_attention("split", "expanded"),
+        DCPSmolLM2(sparse, rank=0, world=1),
+    ):
+        assert not model.captures
+        with pytest.raises(ValueError, match="graphs must be False for a model that reads lengths"):
+            Engine(model, page_size=PAGE, graphs=True)
+        Engine(model, page_size=PAGE)
+    for model in (sparse, dense, dense.with_attention("split")):
+        assert model.captures
+        Engine(model, page_size=PAGE, graphs=True).run(some_requests(1, new=2))
+
+
+def test_whoever_captures_it_all_the_same_is_told_what_is_missing() -> None:
+    """What `captures` says of these models is so."""
+    for model in (small_model("gqa"), small_model("packed").with_attention("packed", "expanded")):
+        cache = model.new_cache(WIDTH, PAGE, limits=LIMITS)
+        graphs = StepGraphs(model, cache, limits=LIMITS, max_pages=WIDTH, page_size=PAGE)
+        step = Step.build([3], [1], torch.tensor([[0]]), PAGE, prompt_lens=[1], num_reqs_padded=1)
+        with pytest.raises(ValueError, match="step must have its batch on the host"):
+            graphs.forward(torch.zeros(1, dtype=torch.int64), step, model.route(step, cache))

@@ -1,7 +1,9 @@
 """Drafts in the engine: what is accepted, what is rolled back, what the caches hold afterwards."""
 
 from collections import Counter
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.engine.serving import (
@@ -230,24 +232,41 @@ def test_no_drafts_are_wanted_or_none_are_proposed() -> None:
 
 
 @pytest.mark.parametrize(
-    "draft, message",
+    "token_ids, message",
     [
-        (Draft([1, 2, 3, 4]), "drafter 'bad' must propose at most 3 ids below 60 for request '0'"),
-        (Draft([60]), r"at most 3 ids below 60 for request '0', got \[60\]"),
-        (Draft([-1]), r"got \[-1\]"),
-        (Draft([1], torch.ones(1, 60) / 60), "must choose its drafts, but has sampled them"),
+        ([1, 2, 3, 4], "drafter 'bad' must propose at most 3 ids below 60 for request '0'"),
+        ([60], r"at most 3 ids below 60 for request '0', got \[60\]"),
+        ([-1], "drafter 'bad': a draft for request '0' must be at least 0, got -1"),
+        ([np.int64(3)], r"drafter 'bad': a draft .* must be an int, got .*\(int64\)"),
+        ([3.0], r"drafter 'bad': a draft for request '0' must be an int, got 3.0"),
+        ([torch.tensor(3)], "a draft for request '0' must be an int, got a int64 tensor"),
+        ([1], "must choose its drafts, but has sampled them"),
+        (None, "drafter 'bad' must propose for each of 2 requests, got 1 drafts"),
     ],
-    ids=["many", "id", "negative", "sampled"],
+    ids=["many", "id", "negative", "numpy", "float", "tensor", "sampled", "one for two"],
 )
-def test_a_drafter_that_breaks_its_word_is_named(draft: Draft, message: str) -> None:
+def test_a_drafter_that_breaks_its_word_is_named(
+    plain_calls: None, token_ids: list[Any] | None, message: str
+) -> None:
+    """And leaves no drafts behind, not even right ones of others: so the next steps go on."""
+
     class Bad(KnowingDrafter):
         def propose(self, requests, *args):
-            return [draft for _ in requests]
+            self.calls.append(requests)
+            if len(self.calls) > 1:
+                return [Draft([]) for _ in requests]
+            return [Draft([59]), *others]
 
+    probs = torch.ones(1, 60) / 60 if "sampled" in message else None
+    others = [] if token_ids is None else [Draft(token_ids, probs)]
     engine = Engine(small_model("packed"), drafter=Bad([], name="bad"), num_drafts=3)
-    engine.add(Request("0", PROMPT, 6))
-    with pytest.raises(ValueError, match=message):
+    first = engine.add(Request("1", PROMPT, 6))
+    second = engine.add(Request("0", PROMPT, 6))
+    with pytest.raises((TypeError, ValueError), match=message):
         engine.step()
+    assert first.drafts == second.drafts == ()
+    list(engine.stream())
+    assert first.output_ids == second.output_ids == list(TEXT[5:11])
 
 
 def test_a_drafter_that_fails_leaves_a_request_without_drafts() -> None:

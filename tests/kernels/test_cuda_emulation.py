@@ -8,10 +8,13 @@ import torch
 from mla_kernels.cuda_kernels import attention, launch
 from mla_kernels.cuda_kernels.arguments import Call
 from mla_kernels.cuda_kernels.backend import CupyBackend
+from mla_kernels.cuda_kernels.cache_write import write_fp8_rows
 from mla_kernels.cuda_kernels.emulation import host
 from mla_ref.attention import sparse_extend
 from mla_ref.backends import AttnSpec
-from mla_ref.cache import pack_fp8_rows
+from mla_ref.cache import pack_fp8_rows, unpack_fp8_rows
+from mla_ref.cache import write_fp8_rows as twin_write
+from mla_ref.numerics.float8 import SCALE_RULES
 from mla_ref.testing import cases, find_case
 from mla_ref.testing.adapter import as_adapter
 
@@ -92,6 +95,24 @@ EXTEND = ("plain", "plain-fp8", "row-empty-fp8", "row-empty-sink-fp8", "sink-fp8
 )
 def test_conformance(case):
     case.check(as_adapter(CupyBackend()), device="cpu")
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_a_row_with_infinity_or_nan_is_written_as_the_twin_writes_it(rule, value):
+    """Under a finite scale the group's other numbers would be cut at 448 of it, unseen."""
+    rows = torch.randn(3, 576, generator=torch.Generator().manual_seed(5))
+    rows[0, 5], rows[1, 200], rows[2, 383] = value, -value, value
+    made, wanted = torch.zeros(2, 1, 4, 656, dtype=torch.uint8)
+    write_fp8_rows(made, rows, torch.arange(3), scale_rule=rule)
+    twin_write(wanted, rows, torch.arange(3), scale_rule=rule)
+    found, numbers = unpack_fp8_rows(made[0, :3]), unpack_fp8_rows(wanted[0, :3])
+    assert found.isnan().sum() == 3 * 128
+    # Which of its two signs a NaN has is nobody's promise.
+    assert torch.equal(found.nan_to_num(-999.0), numbers.nan_to_num(-999.0))
+    scales, expected = (x[0, :3, 512:528].clone().view(torch.float32) for x in (made, wanted))
+    assert torch.equal(scales.nan_to_num(-999.0), expected.nan_to_num(-999.0))
+    assert (scales.abs() == value).sum() == 3 if value == value else scales.isnan().sum() == 3
 
 
 def problem(heads, *, late=False):

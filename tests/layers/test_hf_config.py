@@ -139,6 +139,50 @@ def test_what_is_not_known_is_refused(config, message):
         mla_config_from_hf(config)
 
 
+COUNTS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+    "index_n_heads",
+    "index_head_dim",
+    "index_topk",
+    "index_topk_freq",
+    "index_skip_topk_offset",
+)
+
+
+@pytest.mark.parametrize("wrong", [None, "x", [64], True, 6.5], ids=str)
+def test_a_value_of_another_kind_is_named_by_its_key(wrong: Any) -> None:
+    for key in COUNTS:
+        if key == "q_lora_rank" and wrong is None:  # queries that are not compressed
+            continue
+        config = V32 | ({"num_key_value_heads": None} if key == "num_attention_heads" else {})
+        with pytest.raises(ValueError, match=f"^{key} must be a whole number, got"):
+            mla_config_from_hf(config | {key: wrong})
+    with pytest.raises(ValueError, match="^original_max_position_embeddings must be a whole"):
+        mla_config_from_hf(yarn(original_max_position_embeddings=wrong))
+    if wrong == 6.5:
+        return
+    for key in ("rope_theta", "rms_norm_eps"):
+        with pytest.raises(ValueError, match=f"^{key} (must be a number, got|is missing)"):
+            mla_config_from_hf(V32 | {key: wrong})
+    for key in ("factor", "beta_fast", "beta_slow"):
+        with pytest.raises(ValueError, match=f"^{key} must be a number, got"):
+            mla_config_from_hf(yarn(**{key: wrong}))
+    if wrong is not None:
+        for key in ("mscale", "mscale_all_dim"):
+            with pytest.raises(ValueError, match=f"^{key} must be a number, got"):
+                mla_config_from_hf(yarn(**{key: wrong}))
+        for key in ("rope_parameters", "rope_scaling"):
+            with pytest.raises(ValueError, match=f"^{key} must be an object, got"):
+                mla_config_from_hf(V32 | {"rope_scaling": None} | {key: wrong})
+
+
 # --- the indexer
 
 
@@ -203,6 +247,11 @@ def test_the_layers_with_an_indexer(said: dict, expected: tuple[int, ...]) -> No
         (V32 | {"indexer_rope_interleave": None}, "indexer_rope_interleave must be true or false"),
         (V32 | {"indexer_types": ["full"] * 60}, "indexer_types must .* each of 61 layers"),
         (V32 | {"indexer_types": ["half"] * 61}, "indexer_types must say full or shared"),
+        (V32 | {"indexer_types": [["full"]] * 61}, "indexer_types must say full or shared"),
+        (V32 | {"indexer_types": [["full"]]}, "indexer_types must say full or shared"),
+        (V32 | {"indexer_types": 61}, "indexer_types must say full or shared"),
+        (V32 | {"indexer_types": {"full": 61}}, "indexer_types must say full or shared"),
+        (V32 | {"index_topk_pattern": 61}, "indexer_types must say full or shared"),
         (V32 | {"index_topk_pattern": "S" + "F" * 60}, "full_layers must rise from 0"),
         (V32 | {"index_topk_freq": 0}, "freq must be at least 1"),
         (V32 | {"index_n_heads": 0}, "num_heads must be at least 1"),

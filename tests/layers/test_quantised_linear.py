@@ -171,6 +171,34 @@ def test_compressed_tensors_stores_one_over_the_factor() -> None:
         W4A16Linear.from_state_dict(other)
 
 
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, -0.5, 0.0])
+def test_a_global_scale_that_is_none_is_refused_by_its_name(wrong: float) -> None:
+    state = modelopt(plain().weight.detach())
+    factor = torch.tensor([wrong])
+    packed = {
+        "up.weight_packed": state["weight"],
+        "up.weight_scale": state["weight_scale"],
+        "up.weight_global_scale": factor,
+    }
+    with pytest.raises(ValueError, match=r"^up\.weight_global_scale must be finite and greater"):
+        raw(W4A16Linear.from_state_dict)(packed, "up.", layout="compressed-tensors")
+    if wrong == 0:  # ModelOpt's factor of a weight of zeros
+        layer = W4A16Linear.from_state_dict(state | {"weight_scale_2": factor})
+        assert layer.dequantised_weight().eq(0).all()
+        return
+    with pytest.raises(ValueError, match=r"^weight_scale_2 must be finite and at least 0, got"):
+        raw(W4A16Linear.from_state_dict)(state | {"weight_scale_2": factor})
+
+
+def test_a_checkpoints_tensors_are_shared_but_for_the_bias() -> None:
+    state = modelopt(plain().weight.detach()) | {"bias": torch.ones(24)}
+    layer = W4A16Linear.from_state_dict(state)
+    assert layer.weight.data_ptr() == state["weight"].data_ptr()
+    assert layer.weight_scale.data_ptr() == state["weight_scale"].data_ptr()
+    assert layer.weight_scale_2.data_ptr() == state["weight_scale_2"].data_ptr()
+    assert layer.bias is not None and layer.bias.data_ptr() != state["bias"].data_ptr()
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

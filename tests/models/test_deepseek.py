@@ -14,6 +14,7 @@ from mla_ref.batching import Step
 from mla_ref.layers.hf_config import mla_config_from_hf
 from mla_ref.models.deepseek import DeepSeekModel
 from mla_ref.models.feed_forward import GatedFeedForward, MixtureOfExperts
+from mla_ref.models.language_model import require_ids
 from mla_ref.numerics import compare
 
 HIDDEN, VOCAB, LAYERS, TOPK, PAGE = 16, 31, 4, 5, 4
@@ -219,9 +220,27 @@ def test_fp8_caches_hold_the_served_dimensions() -> None:
     assert caches[2].index is None
 
 
-def bare_model(changes: dict[str, Any]) -> DeepSeekModel:
+def test_caches_lie_where_the_weights_are() -> None:
+    """On the device "meta", which any machine has."""
+    for cache in raw(bare_model({}, torch.device("meta")).new_caches)(2, PAGE, torch.float32):
+        assert cache.kv.device.type == "meta"
+        assert cache.index is None or cache.index.device.type == "meta"
+
+
+def test_ids_are_looked_at_on_the_host_alone_and_told_by_their_ends() -> None:
+    require_ids("token_ids", torch.tensor([0, VOCAB - 1]), VOCAB)
+    require_ids("token_ids", torch.zeros(0, dtype=torch.int64), VOCAB)
+    require_ids("token_ids", torch.empty(3, dtype=torch.int64, device="meta"), VOCAB)
+    made, step = model(), Step.one_request(0, 3, PAGE)
+    caches = made.new_caches(1, PAGE)
+    plan = made.plan(caches, max_rows=3)
+    with pytest.raises(ValueError, match=r"token_ids must lie in 0 \.\. 30, got -1 \.\. 31$"):
+        raw(made.forward)(torch.tensor([31, 3, -1]), step, caches, plan.extend)
+
+
+def bare_model(changes: dict[str, Any], device: torch.device | None = None) -> DeepSeekModel:
     """A model without weights, for what depends on its dimensions alone."""
-    nothing = torch.empty(0, 0)
+    nothing = torch.empty(0, 0, device=device)
     return raw(DeepSeekModel)(mla_config_from_hf(CONFIG | changes), nothing, (), nothing, nothing)
 
 
@@ -229,7 +248,9 @@ def bare_model(changes: dict[str, Any]) -> DeepSeekModel:
     "name",
     [
         "model.embed_tokens.weight",
+        "model.norm.weight",
         "lm_head.weight",
+        "model.layers.0.mlp.up_proj.weight",
         "model.layers.0.input_layernorm.weight",
         "model.layers.3.mlp.experts.2.up_proj.weight",
         "model.layers.0.self_attn.indexer.k_norm.bias",
@@ -239,8 +260,26 @@ def bare_model(changes: dict[str, Any]) -> DeepSeekModel:
 def test_a_missing_tensor_is_named(name: str) -> None:
     state = checkpoint()
     del state[name]
-    with pytest.raises((KeyError, ValueError), match=name):
+    with pytest.raises(ValueError, match=f"missing {name}"):
         model(state)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "model.layers.2.mlp.experts.1.gate_proj.weight",
+    ],
+)
+def test_a_packed_or_cut_tensor_is_named(name: str) -> None:
+    state = checkpoint()
+    with pytest.raises(TypeError, match=f"{name} must be a float of 16, 32 or 64 bits"):
+        model(state | {name: state[name].to(torch.uint8)})
+    with pytest.raises(ValueError, match=f"{name} must have the shape"):
+        model(state | {name: state[name][..., :-1]})
 
 
 def test_B045_indexer_weights_in_the_wrong_layers_are_named() -> None:

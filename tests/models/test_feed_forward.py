@@ -193,5 +193,95 @@ def test_what_cannot_be_is_named(changes: dict[str, Any], name: str) -> None:
 def test_a_missing_tensor_is_named(name: str) -> None:
     weights = state("mlp.")
     del weights[f"mlp.{name}"]
-    with pytest.raises(KeyError, match=name):
+    with pytest.raises(ValueError, match=f"missing mlp.{name}"):
         MixtureOfExperts.from_state_dict(config(), weights, "mlp.")
+
+
+def test_a_missing_tensor_of_one_network_or_of_fused_experts_is_named() -> None:
+    weights = state("mlp.")
+    del weights["mlp.shared_experts.up_proj.weight"]
+    with pytest.raises(ValueError, match="missing mlp.shared_experts.up_proj.weight"):
+        GatedFeedForward.from_state_dict(weights, "mlp.shared_experts.")
+    together = fused(state())
+    del together["experts.down_proj"]
+    with pytest.raises(ValueError, match="missing experts.down_proj"):
+        MixtureOfExperts.from_state_dict(config(), together, "")
+
+
+@pytest.mark.parametrize("count", [EXPERTS - 2, EXPERTS + 1])
+@pytest.mark.parametrize(
+    "name",
+    ["gate.weight", "gate.e_score_correction_bias", "experts.gate_up_proj", "experts.down_proj"],
+)
+def test_another_number_of_experts_is_refused(name: str, count: int) -> None:
+    """Fewer fused experts than the router names would be left out of the sum, silently."""
+    weights = fused(state())
+    weights[name] = weights[name][torch.arange(count) % EXPERTS]
+    with pytest.raises(ValueError, match=rf"{name} .* num_experts = {EXPERTS}, got .*\[{count}"):
+        MixtureOfExperts.from_state_dict(config(), weights, "")
+
+
+def test_fewer_fused_experts_in_both_tensors_are_refused() -> None:
+    weights = fused(state())
+    for name in ("experts.gate_up_proj", "experts.down_proj"):
+        weights[name] = weights[name][:6]
+    with pytest.raises(ValueError, match=r"num_experts = 8, got .*\[6, 10, 6\]"):
+        MixtureOfExperts.from_state_dict(config(), weights, "")
+
+
+def test_an_expert_beyond_the_last_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unexpected experts\.4\.down_proj\.weight"):
+        MixtureOfExperts.from_state_dict(
+            config(num_experts=4, n_group=1, topk_group=1),
+            {k: v[:4] if "gate." in k else v for k, v in state().items()},
+            "",
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_packed_weights_are_refused_before_they_are_multiplied(dtype: torch.dtype) -> None:
+    for name in ("shared_experts.up_proj.weight", "experts.3.down_proj.weight", "gate.weight"):
+        weights = state()
+        weights[name] = weights[name].to(dtype)
+        with pytest.raises(TypeError, match=f"{name} must be a float of 16, 32 or 64 bits"):
+            MixtureOfExperts.from_state_dict(config(), weights, "")
+        if name.startswith("shared"):
+            with pytest.raises(TypeError, match=f"{name} must be a float"):
+                GatedFeedForward.from_state_dict(weights, "shared_experts.")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("experts.5.up_proj.weight", (4, 6), r"must have the shape \[5, 6\], got .*\[4, 6\]"),
+        ("experts.5.gate_proj.weight", (5,), r"must have the shape \[5, 6\]"),
+        ("shared_experts.down_proj.weight", (6, 4), r"must have the shape \[6, 5\]"),
+        ("gate.weight", (8, 5), r"must have the shape \[8, 6\]"),
+    ],
+)
+def test_weights_that_do_not_fit_each_other_are_named(
+    name: str, shape: tuple[int, ...], message: str
+) -> None:
+    weights = state() | {name: torch.zeros(shape, dtype=torch.float64)}
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        MixtureOfExperts.from_state_dict(config(), weights, "")
+
+
+def test_fused_weights_that_do_not_fit_each_other_are_named() -> None:
+    weights = fused(state())
+    weights["experts.gate_up_proj"] = weights["experts.gate_up_proj"][:, 1:]
+    with pytest.raises(ValueError, match=r"experts.gate_up_proj must have size 10 in dimension 1"):
+        MixtureOfExperts.from_state_dict(config(), weights, "")
+
+
+def test_a_scale_beside_a_weight_is_refused() -> None:
+    weights = state() | {"experts.0.up_proj.weight_scale": torch.ones(5)}
+    with pytest.raises(ValueError, match="unexpected experts.0.up_proj.weight_scale"):
+        MixtureOfExperts.from_state_dict(config(), weights, "")
+
+
+def test_the_routers_bias_may_be_float32_beside_bfloat16() -> None:
+    weights = state(dtype=torch.bfloat16)
+    name = "gate.e_score_correction_bias"
+    weights[name] = weights[name].float()
+    assert MixtureOfExperts.from_state_dict(config(), weights, "").bias.dtype == torch.float32

@@ -136,6 +136,13 @@ def test_weights_survive_a_file(tmp_path) -> None:
     save_file(weights.named() | {"projection": torch.zeros(48, 48)}, tmp_path / "w.safetensors")
     with pytest.raises(ValueError, match=r"projection must be of shape \[48, 96\]"):
         MTPWeights.read(CONFIG, tmp_path / "w.safetensors")
+    for wrong in (None, torch.tensor([1.0, 5.0]), torch.tensor([[1, 5]])):
+        named = weights.named() | {"draft_tokens": wrong}
+        save_file({k: v for k, v in named.items() if v is not None}, tmp_path / "w.safetensors")
+        with pytest.raises(
+            ValueError, match=r"w\.safetensors: draft_tokens must be int32 or int64"
+        ):
+            MTPWeights.read(CONFIG, tmp_path / "w.safetensors")
 
 
 @pytest.mark.parametrize("name", ["mtp", "indexer"])

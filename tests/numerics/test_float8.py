@@ -126,9 +126,15 @@ def test_a_scaled_group_never_saturates(rule: str) -> None:
     assert ((amax / group_scale(amax, rule)) <= 448.0 * (1 + 2**-22)).all()
 
 
-def test_a_nan_is_not_hidden_by_a_floor() -> None:
-    for rule in ("fp32", "fp32-one", "fp32-floor"):
-        assert group_scale(torch.tensor(math.nan), rule).isnan()
+@pytest.mark.parametrize("rule", SCALE_RULES)
+def test_nan_and_infinity_are_not_hidden_by_a_floor_or_a_power_of_two(rule: str) -> None:
+    amax = torch.tensor([math.nan, 3.0, math.inf])
+    scale = group_scale(amax, rule)
+    assert scale[0].isnan() and scale[2] == math.inf
+    assert scale[1] == group_scale(amax[1], rule)
+    truncated = read_scale(scale, "truncated")
+    assert truncated[0].isnan() and truncated[2] == math.inf
+    assert truncated[1] == read_scale(scale[1], "truncated")
 
 
 @pytest.mark.parametrize(

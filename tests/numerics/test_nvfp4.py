@@ -10,7 +10,11 @@ from tests.support import raw
 from mla_ref.numerics import NVFP4Tensor, dequantise_nvfp4, quantise_nvfp4
 from mla_ref.numerics.float4 import from_e2m1, pack_e2m1, to_e2m1, unpack_e2m1
 from mla_ref.numerics.float8 import from_e4m3
-from mla_ref.numerics.nvfp4 import nvfp4_global_scale, read_global_scale
+from mla_ref.numerics.nvfp4 import (
+    GLOBAL_SCALE_READERS,
+    nvfp4_global_scale,
+    read_global_scale,
+)
 
 EVERY_CODE = torch.arange(16, dtype=torch.uint8)
 MIDPOINTS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
@@ -229,6 +233,24 @@ def test_the_reciprocal_reader() -> None:
     assert read_global_scale(stored).item() == 2688.0
     with pytest.raises(ValueError, match="reader must be one of factor, reciprocal"):
         raw(read_global_scale)(stored, "inverse")
+    assert read_global_scale(torch.tensor(0.0)).item() == 0.0  # a tensor of zeros, as stored
+    for wrong in (math.nan, math.inf, -math.inf, -1.0):
+        for reader in GLOBAL_SCALE_READERS:
+            with pytest.raises(ValueError, match=f"^stored must be finite and .* got {wrong}$"):
+                read_global_scale(torch.tensor(wrong), reader)
+    for wrong in (0.0, -0.0, 1e-45):
+        with pytest.raises(ValueError, match="^stored must .* one over it finite"):
+            read_global_scale(torch.tensor(wrong), "reciprocal")
+
+
+def test_a_given_factor_whose_largest_group_scale_overflows_is_refused() -> None:
+    """6 * factor would be infinity and the scale of every group 0: a tensor of zeros, unseen."""
+    last = torch.tensor(FLOAT32_MAX / 6).item()
+    x = torch.full((1, 16), FLOAT32_MAX)
+    assert dequantise_nvfp4(quantise_nvfp4(x, global_scale=last)).gt(0).all()
+    for factor in (5.68e37, 6e37, FLOAT32_MAX):
+        with pytest.raises(ValueError, match="global_scale must be so small that 6 times it is"):
+            quantise_nvfp4(x, global_scale=factor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)

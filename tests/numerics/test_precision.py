@@ -36,6 +36,22 @@ def test_ulp_in_bfloat16_against_the_bit_pattern() -> None:
     assert torch.equal(ulp(x, BF16), following.double() - x.double())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_ulp_just_below_a_power_of_two(dtype: torch.dtype) -> None:
+    """log2 of 2 - 2^-52 rounds to 1, which would be the ulp of 2."""
+    for exponent in range(-60, 60, 3):
+        power = torch.tensor(2.0**exponent, dtype=torch.float64)
+        below = torch.nextafter(power, torch.zeros_like(power))
+        eps = torch.finfo(dtype).eps
+        assert ulp(below, dtype) == eps * power / 2 and ulp(power, dtype) == eps * power
+        assert ulp(-below, dtype) == eps * power / 2
+
+
+def test_ulp_of_what_is_no_number() -> None:
+    found = ulp(torch.tensor([math.inf, -math.inf, math.nan, 1.0]), torch.float32)
+    assert found[:2].tolist() == [math.inf, math.inf] and found[2].isnan() and found[3] == 2**-23
+
+
 def test_the_twin_itself_passes() -> None:
     oracle, twin = problem()
     verdict = precision_rule(twin, oracle, twin)
@@ -97,6 +113,21 @@ def test_a_broken_twin_allows_nothing() -> None:
     actual = oracle.to(BF16)
     actual[2] *= 1.1
     assert not precision_rule(actual, oracle, twin).passed
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_twin_that_is_broken_in_one_number_allows_an_ulp_in_its_row(bad: float) -> None:
+    """Its other numbers are no yardstick either; a row beside it keeps its own."""
+    oracle = torch.ones(2, 2, dtype=torch.float64)
+    twin = torch.tensor([[bad, 1.2], [1.0, 1.2]])
+    actual = torch.tensor([[1.0, 1.0], [1.39, 1.0]])
+    assert precision_rule(actual, oracle, twin).passed
+    actual[0, 0] = 1.0 + 2**-23
+    assert precision_rule(actual, oracle, twin).passed
+    actual[0, 0] = 1.39
+    verdict = precision_rule(actual, oracle, twin)
+    assert not verdict.passed
+    assert (verdict.worst_row, verdict.limit) == ((0,), 2**-23)
 
 
 def test_the_same_infinities_pass() -> None:

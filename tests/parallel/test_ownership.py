@@ -88,6 +88,40 @@ def test_none_stays_none() -> None:
             assert global_positions(none, **share).tolist() == [-1, -1]
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("interleave", [1, 3, 16])
+def test_a_place_whose_position_does_not_fit_is_none(dtype: torch.dtype, interleave: int) -> None:
+    """2^62 times 4 is 0 in int64: asked after the product, it would be position 0."""
+    top, share = torch.iinfo(dtype).max, {"world": 4, "interleave": interleave}
+    assert global_positions(torch.tensor([2**62]), rank=0, world=4).tolist() == [-1]
+    for rank in (0, 3):
+        # The last positions that fit and are this rank's, then the places behind the last one.
+        fits = [p for p in range(top - 200, top + 1) if p // interleave % 4 == rank]
+        local = [p // (4 * interleave) * interleave + p % interleave for p in fits]
+        places = torch.tensor([*local, *range(local[-1] + 1, local[-1] + 40), top], dtype=dtype)
+        found = global_positions(places, rank=rank, **share)
+        assert found.dtype == dtype and found.tolist() == fits + [-1] * 40
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        owner_of,
+        local_positions,
+        lambda p, **share: global_positions(p, rank=0, **share),
+        lambda p, **share: local_lens(p, rank=0, **share),
+        lambda p, **share: own_positions(p[None], rank=0, **share),
+    ],
+)
+def test_a_round_of_ranks_that_int32_cannot_hold_is_refused(function) -> None:
+    """As a divisor of int32 positions 2^32 + 4 would come round to 4."""
+    positions = torch.tensor([5], dtype=torch.int32)
+    for world, interleave in ((2, 2**32 + 4), (2**16, 2**15), (2**31, 1)):
+        with pytest.raises(ValueError, match=r"world \* interleave must be below 2\*\*31, got"):
+            function(positions, world=world, interleave=interleave)
+    function(positions, world=1, interleave=2**31 - 1)
+
+
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_B115_the_causal_bound_of_a_share(world: int) -> None:
     """With interleave 1 it is ceil((causal length - rank) / world), and 0 if that is negative."""

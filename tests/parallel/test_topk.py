@@ -101,6 +101,10 @@ def test_proposals_that_are_none() -> None:
     positions = torch.tensor([[[4, 2, 0]], [[3, -1, 5]]])
     assert merge_candidates(Candidates(scores, positions), 2).tolist() == [[3, 4]]
     assert merge_candidates(Candidates(scores, positions), 8).tolist() == [[3, 4, 5] + [-1] * 5]
+    # The best one lies beyond int32, where it would come round as position 7.
+    positions = torch.tensor([[[2**32 + 7, 2, 0]], [[3, -1, 2**31 - 1]]])
+    found = merge_candidates(Candidates(scores, positions), 4)
+    assert found.dtype == torch.int32 and found.tolist() == [[3, 2**31 - 1, -1, -1]]
 
 
 def test_a_sharded_cache_of_index_keys() -> None:

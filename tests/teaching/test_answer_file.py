@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,42 @@ def test_what_is_wrong_is_named_without_our_own_traceback(tmp_path, source, word
     assert words in found["text"]
     assert found["text"].startswith("01-offset-mask: ")
     assert "mla_ref/" not in found["text"] and "Traceback" not in found["text"]
+
+
+DATACLASS = """
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Sizes:
+    s_q: int
+    s_kv: int
+"""
+
+
+@pytest.mark.parametrize("name", ["student.py", "torch.py", "my-answer.2.py"])
+def test_an_answer_may_hold_a_dataclass(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a torch.py shall not stay on it
+    torch_before = sys.modules["torch"]
+    monkeypatch.setitem(sys.modules, "torch", torch_before)  # put back if it is lost
+    body = "tril(s_kv - s_q)"
+    right = DATACLASS + RIGHT.replace(body, "tril(Sizes(0, s_kv - s_q).s_kv)")
+    assert said(tmp_path, right, name)["passed"]
+    assert sys.modules["torch"] is torch_before
+
+
+def test_in_a_notebook_an_import_from_the_future_may_come_late(tmp_path):
+    cells = ("import torch", DATACLASS, RIGHT)
+    assert said(tmp_path, notebook(*cells), "student.ipynb")["passed"]
+
+
+def test_a_byte_order_mark_is_no_fault_of_the_answer(tmp_path):
+    log = tmp_path / "log"
+    for name, source in (("student.py", RIGHT), ("student.ipynb", notebook(RIGHT))):
+        path = tmp_path / name
+        path.write_text(source, encoding="utf-8-sig")
+        answer_worker.main(path, MASK.id, log)
+        assert json.loads(log.read_text().splitlines()[-1])["passed"]
 
 
 def test_a_file_that_is_no_text_is_an_answer_too(tmp_path):

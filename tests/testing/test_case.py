@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import unittest
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from mla_ref.testing import (
 )
 from mla_ref.testing.attention_table import HEADS, PAGE_SIZES, ROWS, WIDTHS
 from mla_ref.testing.definition import E4M3, attend, gather, numbers_of, with_sink
+from mla_ref.testing.export import script
 from mla_ref.testing.lists import COUNTS, PATTERNS
 from mla_ref.testing.storage import POISONS
 
@@ -52,6 +54,13 @@ def test_cases_are_plain_data_with_names_that_are_theirs_alone() -> None:
         assert find_case(str(case)) is case
         assert hash(case) is not None
         assert " " not in case.name and "\n" not in case.about and case.about
+
+
+def test_the_program_of_a_case_opens_with_one_sentence() -> None:
+    for case in ALL:
+        first = script(case, "torch").splitlines()[0]
+        assert first.startswith(f'"""{case}: {case.about}')
+        assert re.search(r'[^.?][.?]"""$', first), first
 
 
 @pytest.mark.parametrize("name", ["decode/nothing", "nothing", "prefill/plain", ""])

@@ -58,6 +58,28 @@ def test_matches_count_what_a_verifier_would_accept() -> None:
     assert matches([first, second], tokens, 2).tolist() == [0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("first_anchor", "message"),
+    [
+        (4, "first_anchor must be below 4, so that 2 guesses .* in a text of 7, got 4"),
+        (9, "first_anchor must be below 4"),
+        (-1, "first_anchor must be at least 0, got -1"),
+    ],
+)
+def test_matches_of_no_anchor_are_no_rate(first_anchor: int, message: str) -> None:
+    tokens = torch.arange(7)[None]
+    with pytest.raises(ValueError, match=message):
+        matches([tokens, tokens], tokens, first_anchor)
+    assert matches([tokens + 2, tokens + 3], tokens, 3).tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.5])
+def test_a_temperature_that_gives_no_law_is_refused(bad: float) -> None:
+    model = SmolLM2.random(CONFIG, 5, attention="gqa")
+    with pytest.raises(ValueError, match="temperature must be finite and at least 0 in each row"):
+        continue_windows(model, torch.tensor([[3, 4]] * 2), 1, torch.tensor([1.0, bad]))
+
+
 def test_the_loss_is_a_divergence() -> None:
     target = torch.randn(2, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     assert float(draft_loss(target + 7, target)) == pytest.approx(0, abs=1e-15)
@@ -72,6 +94,9 @@ def test_frequent_tokens_count_each_text_alike() -> None:
     long, short = torch.tensor([0] * 60 + [1] * 40), torch.tensor([[2, 2], [2, 1]])
     assert frequent_tokens([long, short], 2, 5).tolist() == [1, 2]
     assert frequent_tokens([long], 3, 5).tolist() == [0, 1, 2]  # ties go to the lower id
+    # A text without a token has no say, and spoils no other's.
+    empty = torch.empty(0, dtype=torch.int64)
+    assert frequent_tokens([long, empty, short], 2, 5).tolist() == [1, 2]
 
 
 def test_batches_take_turns_and_repeat() -> None:

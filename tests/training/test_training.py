@@ -14,7 +14,8 @@ from mla_ref.models.sparse import SparseCache
 from mla_ref.numerics import compare
 from mla_ref.training import attention_shares, distillation_loss, run_trunk, train_indexers
 from mla_ref.training.corpus import Corpus, standard_library, text_files, windows_of
-from mla_ref.training.quality import ByIndexer, best_keys, chooser, measure
+from mla_ref.training.evaluate import evaluate
+from mla_ref.training.quality import ByIndexer, Quality, best_keys, chooser, measure
 from mla_ref.training.texts import texts
 
 pytestmark = pytest.mark.usefixtures("plain_calls")
@@ -158,6 +159,62 @@ def test_the_ideal_has_recall_one_and_dense_is_the_best(small) -> None:  # noqa:
     assert found["ideal", 4].mass > found["window", 4].mass
     assert found["window", 23].perplexity == pytest.approx(found["dense", None].perplexity, rel=0.1)
     assert all(q.tokens == 2 * 11 for q in found.values())
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"score_from": 23}, "score_from must be below 23, the last position of 24 .*got 23"),
+        ({"score_from": -1}, "score_from must be at least 0, got -1"),
+        ({"topks": (4, 24)}, "topks must be below the window's 24 tokens, got 24"),
+        ({"topks": (0,)}, "topks must be at least 1, got 0"),
+        ({"windows": torch.zeros(0, 24, dtype=torch.int64)}, "windows must hold one window"),
+    ],
+    ids=str,
+)
+def test_what_leaves_nothing_to_measure_is_refused_at_the_call(small, changed, message) -> None:  # noqa: F811
+    good = {"windows": torch.zeros(1, 24, dtype=torch.int64), "topks": (4,), "score_from": 12}
+    with pytest.raises(ValueError, match=message):
+        measure(small, {}, **good | changed)
+    # What is just inside has numbers.
+    found = measure(small, {}, **good | {"topks": (23,), "score_from": 22}, choices=("window",))
+    assert all(math.isfinite(x) for q in found for x in (q.perplexity, q.recall, q.mass))
+
+
+def test_a_measurement_that_is_no_number_is_not_written_as_json(
+    small,  # noqa: F811
+    tmp_path,
+    monkeypatch,
+) -> None:
+    bad = Quality("dense", None, math.nan, 1.0, 1.0, 1)
+    for name, value in {
+        "Tokenizer.from_gguf": lambda: None,
+        "SmolLM2.from_gguf": lambda attention: small,
+        "load_indexers": lambda *_: {},
+        "_texts": lambda *_: {"zeros": torch.zeros(30, dtype=torch.int64)},
+        "measure": lambda *_, **__: iter([bad]),
+    }.items():
+        monkeypatch.setattr(f"mla_ref.training.evaluate.{name}", value)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        evaluate(length=24, score_from=12, topks="4", out=tmp_path / "quality.json")
+    assert not (tmp_path / "quality.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"steps": -5}, "steps must be at least 1, got -5"),
+        ({"windows": 0}, "windows must be at least 1, got 0"),
+        ({"length": 1}, "length must be at least 2, got 1"),
+    ],
+    ids=str,
+)
+def test_a_training_without_anything_to_learn_is_refused(small, changed, message) -> None:  # noqa: F811
+    corpus = Corpus(torch.randint(0, 50, (40,)), torch.empty(0))
+    settings = {"steps": 1, "windows": 1, "length": 2} | changed
+    with pytest.raises(ValueError, match=message):
+        train_indexers(small.with_attention("gqa"), small_attention(small, 6), corpus, **settings)
 
 
 def test_best_keys_go_to_the_lower_position_where_scores_tie() -> None:

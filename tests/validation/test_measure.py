@@ -8,7 +8,7 @@ import torch
 from tests.support import raw
 
 from mla_ref.validation import LayerErrors, PairStatistics, RowDifference, Summary, row_differences
-from mla_ref.validation.measure import plain
+from mla_ref.validation.measure import rounded
 
 
 def logits(*rows: list[float]) -> torch.Tensor:
@@ -106,8 +106,8 @@ def test_rows_are_summed_up_by_position() -> None:
 
 
 def test_floats_of_a_report_are_short() -> None:
-    assert plain(1.23456789e-7) == 1.23457e-7 and plain(math.nan) is None and plain(3) == 3
-    assert plain(0.123456, 2) == 0.12
+    assert rounded(1.23456789e-7) == 1.23457e-7 and rounded(math.nan) is None and rounded(3) == 3
+    assert rounded(0.123456, 2) == 0.12
 
 
 def test_rows_must_fit() -> None:

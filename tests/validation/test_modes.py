@@ -299,6 +299,25 @@ def test_ranks_that_differ_are_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert lone.status == "does not hold" and "no tie explains: 1" in lone.headline
 
 
+def test_one_rank_shares_no_cache_and_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on one GPU; but a text that is wrong on one rank is wrong."""
+    model, _ = small()
+    alone = write_texts(
+        "one", model, PROMPTS, tokens=TOKENS, cache_dtype=torch.float64, page_size=16
+    )
+    monkeypatch.setattr(ranks, "run_ranks", lambda job, timeout: {1: [alone]})
+    found = compare_ranks(job(worlds=(1,)))
+    assert found.status == found.to_json()["status"] == "proves nothing"
+    assert found.headline.startswith("Proves nothing: 16 greedy tokens on 1 ranks (DCP) against")
+    assert "No cache was shared" in found.headline
+    difference = Difference(3, 5, 6, top2_gap=1e-3, gap=1e-3)
+    tie = Departure("DCP 1", "p", difference, noise=4e-4)
+    assert replace(found, departures=(tie,)).headline.startswith("Proves nothing: ")
+    wrong = replace(found, departures=(replace(tie, noise=1e-6),))
+    assert wrong.status == "does not hold" and wrong.headline.startswith("NOT the same: ")
+    assert replace(found, worlds={1: alone, 2: alone}).status == "holds"
+
+
 def test_ranks_are_ended_when_their_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

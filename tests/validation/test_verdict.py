@@ -21,7 +21,7 @@ from tests.validation.small import (
 )
 
 from mla_ref.backends import TorchBackend
-from mla_ref.validation import Replay, Verdict, headline, judge
+from mla_ref.validation import LayerErrors, Replay, Verdict, headline, judge
 
 pytestmark = pytest.mark.thorough
 
@@ -121,6 +121,23 @@ def with_mean(found: Replay, name: str, kl: float) -> Replay:
     pair = found.pairs[name]
     rows = tuple(replace(row, kl=kl) for row in pair.rows)
     return replace(found, pairs={**found.pairs, name: replace(pair, rows=rows)})
+
+
+def test_a_replay_without_rows_proves_nothing(right: Replay) -> None:
+    """As of scripts of which no step is full; every comparison with its NaN would be false."""
+    pairs = {name: replace(pair, rows=()) for name, pair in right.pairs.items()}
+    none = replace(right, places=(), pairs=pairs, layers=LayerErrors({}, LAYERS))
+    verdict = judge(none)
+    assert verdict.status == "proves nothing"
+    assert headline(none, verdict, "small") == (
+        "Proves nothing: decode against extend on 0 verifier rows (small). No verifier row was "
+        "measured."
+    )
+    json.dumps(verdict.to_json() | none.to_json(), allow_nan=False)
+    # A whole replay and a control that measured nothing.
+    name = "decode || positive"
+    lost = judge(replace(right, pairs={**right.pairs, name: replace(right.pairs[name], rows=())}))
+    assert lost.status == "proves nothing"
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ struct Write {
   int tokens, width, page_size, number, rule, slots_are_64_bit;
 };
 
+// Infinity and NaN stay what they are: rounded up, the bits of a NaN would be those of -0.
 __device__ float power_of_two_at_least(float x) {
   const u32 bits = __float_as_uint(x);
-  return __uint_as_float((bits & 0x7fffff) ? (bits & 0x7f800000) + 0x800000 : bits);
+  return __uint_as_float((bits & 0x7fffff) && x == x ? (bits & 0x7f800000) + 0x800000 : bits);
 }
 
 // max that keeps a NaN: a group with NaN in it gets a NaN scale, and nothing is hidden.

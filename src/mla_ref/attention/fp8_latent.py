@@ -6,14 +6,22 @@ when the row was written. The bytes of a row determine its numbers exactly, so t
 on those numbers may differ by rounding of the sums only.
 """
 
+import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
 from mla_ref.attention.paged import attend_pages
 from mla_ref.cache.fp8_rows import LATENT, ROPE, ROW_BYTES, unpack_fp8_rows
 from mla_ref.cache.pages import require_page_size
-from mla_ref.checks import describe, require_float, require_same_device, require_size
+from mla_ref.checks import (
+    describe,
+    require_choice,
+    require_float,
+    require_same_device,
+    require_size,
+)
 from mla_ref.numerics import AttentionResult, compute_dtype
+from mla_ref.numerics.float8 import SCALE_READERS
 
 
 def fp8_latent_attention(
@@ -47,6 +55,9 @@ def fp8_latent_attention(
             f"kv_cache must have the shape [pages, page_size, {ROW_BYTES}], got "
             f"{describe(kv_cache)}"
         )
+    if kv_cache.dtype != torch.uint8:
+        raise TypeError(f"kv_cache must hold uint8 bytes, got {describe(kv_cache)}")
+    require_choice("scale_reader", scale_reader, SCALE_READERS)
     require_same_device({"q": q, "kv_cache": kv_cache})
     require_page_size("kv_cache", kv_cache)
     dtype = compute_dtype(q)

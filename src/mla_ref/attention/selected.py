@@ -57,7 +57,8 @@ def gather_slots(
     """The listed rows as numbers, and which entries are valid; an invalid entry gives zeros.
 
     Args:
-        kv_cache: Rows of 576 numbers in any float dtype, or of 656 bytes. Any page stride.
+        kv_cache: Rows of 576 numbers in a float dtype of 16 bits or more, or of 656 bytes. Any page
+            stride.
         indices: Slots. An entry outside the cache is invalid like -1: in Python kv[-1] is the last
             row, silently (miles#2079).
         counts: Entries of each row that count; those at and beyond are never read. None: all.
@@ -106,6 +107,7 @@ def require_sparse(
 ) -> None:
     """Raise unless the shapes and kinds fit; reads no values."""
     require_float("q", q, "rows h d_row")
+    _require_16_bits("q", q)
     require_integer("indices", indices, "rows k")
     require_size("indices", indices, 0, q.shape[0], "one list a row of q")
     require_scale("softmax_scale", softmax_scale)
@@ -121,12 +123,21 @@ def require_sparse(
         require_size("q", q, 2, 576, "the numbers of an FP8 row")
     else:
         require_float("kv_cache", kv_cache, "pages page_size d_row")
+        _require_16_bits("kv_cache", kv_cache)
         require_size("kv_cache", kv_cache, 2, q.shape[2], "as q")
     tensors = {"q": q, "kv_cache": kv_cache, "indices": indices}
     require_same_device(tensors if counts is None else tensors | {"counts": counts})
     if require_count("kv_lora_rank", kv_lora_rank, at_least=1) > q.shape[2]:
         raise ValueError(
             f"kv_lora_rank must lie in 1 .. {q.shape[2]}, the row of q, got {kv_lora_rank}"
+        )
+
+
+def _require_16_bits(name: str, tensor: Tensor) -> None:
+    """Raise a TypeError for numbers of 8 bits: without a scale beside them they say little."""
+    if tensor.element_size() < 2:
+        raise TypeError(
+            f"{name} must be of a float dtype of 16 bits or more, got {describe(tensor)}"
         )
 
 

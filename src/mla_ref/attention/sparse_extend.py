@@ -29,8 +29,9 @@ def sparse_extend(
     """Attention of each row over the slots that its list names.
 
     Args:
-        q: Absorbed queries.
-        kv_cache: Rows of float numbers or of 656 bytes; any page stride.
+        q: Absorbed queries, likewise of 16 bits or more.
+        kv_cache: Rows of numbers in a float dtype of 16 bits or more, or of 656 bytes; any page
+            stride.
         indices: Physical slots; -1 anywhere means none. A slot listed twice counts twice.
         counts: Entries of each row that count; None for all.
         softmax_scale: The un-absorbed scale.

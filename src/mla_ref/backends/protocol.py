@@ -46,8 +46,8 @@ class AttnSpec:
         qk_rope_head_dim: Numbers of the rotary key behind them, 64.
         topk: Width of the index lists.
         page_size: Tokens a page of the cache.
-        cache_format: "bf16": rows of kv_lora_rank + qk_rope_head_dim numbers in a float dtype;
-            "fp8": rows of 656 bytes.
+        cache_format: "bf16": rows of kv_lora_rank + qk_rope_head_dim numbers in a float dtype of 16
+            bits or more; "fp8": rows of 656 bytes.
         q_dtype: Dtype of queries and outputs.
     """
 

@@ -139,15 +139,18 @@ class TorchBackend:
         )
 
     def supports(self, spec: AttnSpec, device: torch.device) -> str | None:
-        """Everything but a 656-byte row for other dimensions than those it is made for."""
+        """Everything but a 656-byte row for other dimensions than those it is made for.
+
+        Queries are of a float dtype of 16 bits or more.
+        """
         dims = (spec.kv_lora_rank, spec.qk_rope_head_dim)
         if spec.cache_format == "fp8" and dims != (512, 64):
             return (
                 f"a 656-byte row holds 512 + 64 numbers, the spec has kv_lora_rank {dims[0]} and "
                 f"qk_rope_head_dim {dims[1]}"
             )
-        if not spec.q_dtype.is_floating_point:
-            return f"q_dtype must be a floating-point dtype, got {spec.q_dtype}"
+        if not spec.q_dtype.is_floating_point or spec.q_dtype.itemsize < 2:
+            return f"q_dtype must be a float dtype of 16 bits or more, got {spec.q_dtype}"
         return None
 
     def plan(

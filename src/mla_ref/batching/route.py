@@ -126,7 +126,9 @@ def route_per_request(
             for request in range(segment.req_start, min(segment.req_end, facts.num_reqs)):
                 kinds[request], reasons[request] = "extend", "over-planned-rows"
     if "extend" in kinds:
-        first = kinds.index("extend")
+        # A request without a token has only borrowed its kernel, so it is not to blame.
+        asked = zip(kinds, facts.query_lens, strict=True)
+        first = next((r for r, (kind, q) in enumerate(asked) if kind == "extend" and q), 0)
         blamed = None if reasons[first] == "over-planned-rows" else first
         decision = Decision("extend", reasons[first], blamed)
     elif named := [code for code in ("forced", "verifier", "single-token") if code in reasons]:

@@ -70,14 +70,18 @@ def read_metadata(data: Mapping[str, Any]) -> ServerBatch:
             and 1, or null), `num_actual_tokens`, `seq_lens`, `num_reqs`.
 
     Raises:
-        ValueError: A field is missing, has the wrong form or does not fit the others; the message
-            names it.
+        TypeError: A field that holds numbers has something else there; the message names it.
+        ValueError: `data` is no JSON object, or a field is missing, has the wrong form or does not
+            fit the others; the message names it.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"metadata must be a JSON object, got {describe(data)}")
-    starts = data.get("query_start_loc_cpu", data.get("query_start_loc"))
+    starts = data.get("query_start_loc_cpu")
+    if starts is None:  # missing, or null: a server may keep the offsets in one place only
+        starts = data.get("query_start_loc")
     if starts is None:
-        raise ValueError(f"query_start_loc must be there, got only {', '.join(data) or 'nothing'}")
+        found = [name for name, value in data.items() if value is not None]
+        raise ValueError(f"query_start_loc must be there, got only {', '.join(found) or 'nothing'}")
     offsets = host_counts("query_start_loc", starts)
     if not offsets or offsets[0] != 0 or list(offsets) != sorted(offsets):
         raise ValueError(f"query_start_loc must start at 0 and not fall, got {list(offsets)}")

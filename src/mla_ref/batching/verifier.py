@@ -37,10 +37,13 @@ def one_row_requests(step: Step) -> Step:
     rows = step.num_tokens_padded
     ones = torch.arange(rows + 1, device=step.positions.device).clamp(max=step.num_tokens)
     real = step.request_of_row >= 0
-    tables = step.block_table[step.request_of_row.clamp(min=0)]
+    if step.num_reqs_padded:
+        tables = step.block_table[step.request_of_row.clamp(min=0)]
+    else:  # rows of padding alone: there is no table to look anything up in
+        tables = step.block_table.new_full((rows, step.block_table.shape[1]), -1)
     prefilling = None
     if step.is_prefilling is not None:
-        repeats = torch.tensor(step.query_lens)
+        repeats = torch.tensor(step.query_lens, dtype=torch.int64)
         prefilling = step.is_prefilling.repeat_interleave(repeats)
         prefilling = torch.nn.functional.pad(prefilling, (0, rows - step.num_tokens))
     return replace(

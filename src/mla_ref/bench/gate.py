@@ -160,13 +160,13 @@ def spoil(result: Any) -> None:
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     """The fields of a verdict as plain data, with whether it passed."""
-    return {"passed": verdict.passed, **plain(asdict(verdict))}  # type: ignore[call-overload]
+    return {"passed": verdict.passed, **non_finite_as_text(asdict(verdict))}  # type: ignore[call-overload]
 
 
-def plain(value: Any) -> Any:
+def non_finite_as_text(value: Any) -> Any:
     """Nested data with floats that JSON cannot hold, NaN and infinity, as strings."""
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: non_finite_as_text(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [non_finite_as_text(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -81,12 +81,14 @@ class RoutingRow:
 
     @property
     def finding(self) -> str:
-        """What the times show: "lost", "reversed" or "none".
+        """What the times show: "lost", "reversed", "none" or "too few".
 
-        None unless there are five pairs of runs at least, and all agree on who was faster.
+        Too few: fewer than five pairs of runs. None: not all of them agree on who was faster.
         """
         low, high = self.spread
-        if len(self.times.pair_ratios) < PAIRS_TO_TELL or low <= 1 <= high:
+        if len(self.times.pair_ratios) < PAIRS_TO_TELL:
+            return "too few"
+        if low <= 1 <= high:
             return "none"
         return "lost" if low > 1 else "reversed"
 
@@ -212,12 +214,16 @@ def _launches(routed: RoutedStep, multiprocessors: int) -> tuple[Launch, ...]:
 
 
 def what_was_lost(row: RoutingRow) -> str:
-    """One sentence: what the batch-wide rule lost on this machine, or that it lost nothing."""
+    """One sentence: what the batch-wide rule lost here, or nothing, or that runs are too few."""
     a, b = row.times.a.median_s, row.times.b.median_s
     low, high = row.spread
     pairs = len(row.times.pair_ratios)
-    spread = f"it took {low:.2f} to {high:.2f} times as long in {pairs} pairs of runs"
+    runs = f"{pairs} pair{'s' * (pairs != 1)} of runs"
+    spread = f"it took {low:.2f} to {high:.2f} times as long in {runs}"
     chunk = f"Chunk of {row.chunk:,}: the batch-wide rule"
+    if row.finding == "too few":
+        too_few = f"too few to tell what it lost ({PAIRS_TO_TELL} are needed)"
+        return f"{chunk} ran in {runs}, {too_few}; it took {low:.2f} to {high:.2f} times as long."
     if row.finding == "none":
         return f"{chunk} lost nothing that shows here; {spread}."
     if row.finding == "reversed":

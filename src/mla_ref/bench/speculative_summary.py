@@ -8,7 +8,7 @@ from functools import reduce
 from operator import add
 from typing import Any
 
-from mla_ref.bench.gate import plain as as_plain
+from mla_ref.bench.gate import non_finite_as_text
 from mla_ref.bench.speculative import SpeculativeRow
 from mla_ref.bench.speculative_run import PLAIN
 from mla_ref.checks import require_choice
@@ -153,7 +153,7 @@ class Gain:
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean of no draft is null."""
         length = self.acceptance.mean_acceptance_length
-        return as_plain(
+        return non_finite_as_text(
             {
                 "drafter": self.drafter,
                 "num_prompts": self.num_prompts,

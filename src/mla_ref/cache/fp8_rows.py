@@ -85,12 +85,20 @@ def unpack_fp8_rows(
         raise ValueError(
             f"rows must have {ROW_BYTES} bytes in the last dimension, got {describe(rows)}"
         )
-    scales = read_scale(rows[..., _SCALES].contiguous().view(torch.float32), scale_reader)
+    scales = read_scale(_aligned(rows[..., _SCALES]).view(torch.float32), scale_reader)
     numbers = rows.new_empty(*rows.shape[:-1], LATENT + ROPE, dtype=torch.float32)
     latent = from_e4m3(rows[..., :LATENT]).unflatten(-1, (GROUPS, GROUP))
     numbers[..., :LATENT] = latent.mul_(scales[..., None]).flatten(-2)
-    numbers[..., LATENT:] = rows[..., _ROPE].contiguous().view(torch.bfloat16)
+    numbers[..., LATENT:] = _aligned(rows[..., _ROPE]).view(torch.bfloat16)
     return numbers
+
+
+def _aligned(part: UInt8[Tensor, "*shape n"]) -> UInt8[Tensor, "*shape n"]:
+    """A copy, whose bytes may be read as wider numbers.
+
+    `contiguous` makes none of a slice that has no gaps and may begin at any byte.
+    """
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def write_fp8_rows(

@@ -21,6 +21,7 @@ from mla_ref.checks import (
     require_count,
     require_float,
     require_integer,
+    require_same_device,
     require_size,
 )
 from mla_ref.numerics.float8 import (
@@ -128,10 +129,16 @@ def write_index_keys(
         validate: As in `write_rows`.
     """
     require_float("keys", keys, "num_tokens d_i")
-    if isinstance(cache, Tensor) and cache.is_floating_point():
+    require_integer("slots", slots, "num_tokens")
+    require_size("slots", slots, 0, keys.shape[0], "one a key")
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
+    page_size_of(cache)
+    width = cache.shape[2] if cache.is_floating_point() else INDEX_HEAD_DIM
+    require_size("keys", keys, 1, width, "the width of an index key")
+    require_same_device({"cache": cache, "keys": keys, "slots": slots})
+    if cache.is_floating_point():
         write_rows(cache, keys, slots, validate=validate)
         return
-    require_size("keys", keys, 1, INDEX_HEAD_DIM, "the width of an index key")
     data, scale = quantise_index_keys(keys, scale_rule)
     key_plane, scale_plane = index_planes(cache)
     write_rows(key_plane, data, slots, validate=validate)
@@ -184,12 +191,15 @@ def index_keys_of_pages(
 ) -> Float[Tensor, "keys d_i"]:
     """The keys in all pages of a request; nothing is read back to the host, for captured steps.
 
-    A page outside the cache gives the keys of page 0: whoever reads here knows the length and masks
-    what lies behind it. Keys that nobody has written may be NaN.
+    A page outside the cache gives the keys of page 0, or zeros where the cache has no page: whoever
+    reads here knows the length and masks what lies behind it. Keys that nobody has written may be
+    NaN.
     """
     require_integer("block_table_row", block_table_row, "max_pages")
     require_choice("scale_reader", scale_reader, SCALE_READERS)
     page_size = page_size_of(cache)
+    if cache.shape[0] == 0:
+        cache = cache.new_zeros(1, *cache.shape[1:])
     there = (block_table_row >= 0) & (block_table_row < cache.shape[0])
     pages = torch.where(there, block_table_row, 0).long()
     return _keys_of(cache, pages, slice(0, pages.shape[0] * page_size), scale_reader)

@@ -29,8 +29,15 @@ VERBS = (
 # The panels of the help, by user; a verb's PANEL is one of them.
 PANELS = ("Learn", "Check your kernel", "Serve", "This machine")
 
-# What a verb raises for input that it cannot use; anything else is a bug and shows its traceback.
-FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+# What a verb raises for input that it cannot use, beside an OSError that names a file; anything
+# else is a bug and shows its traceback.
+FILE_ERRORS = (
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 USER_ERRORS = (ValueError, TypeError, ImportError, *FILE_ERRORS)
 
 
@@ -47,15 +54,17 @@ class OneLineErrors(TyperGroup):
         """Run the verb; with --debug let the error through, traceback and all."""
         try:
             return super().invoke(ctx)
-        except USER_ERRORS as error:
-            if ctx.params.get("debug"):
+        except (*USER_ERRORS, OSError) as error:
+            # A broken pipe names no file: click ends the program quietly.
+            about_input = isinstance(error, USER_ERRORS) or error.filename is not None
+            if ctx.params.get("debug") or not about_input:
                 raise
             typer.echo(f"mla-ref: error: {_message(error)}", err=True)
             raise typer.Exit(2) from error
 
 
 def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"{error.strerror}: {error.filename}"
     return " ".join(str(error).split()) or type(error).__name__
 

@@ -12,6 +12,7 @@ from mla_ref.cli.bench_report import BenchOptions, SpeculativeOptions
 from mla_ref.cli.bench_routing import bench_routing
 from mla_ref.cli.bench_sparse import bench_sparse
 from mla_ref.cli.bench_speculative import bench_speculative
+from mla_ref.cli.comma_numbers import comma_numbers
 from mla_ref.cli.example import Example
 
 PANEL = "This machine"
@@ -143,7 +144,9 @@ def bench(
     from mla_ref.checks import require_choice
 
     require_choice("WHAT", what, tuple(BENCHES))
-    asked = None if lengths is None else _parse_lengths(lengths)
+    asked = None
+    if lengths is not None:
+        asked = comma_numbers("--lengths", lengths, such_as="256,512")
     only_speculative = SpeculativeOptions(
         prompts, limit, tokens, mtp, drafter, attention, sparse or None
     )
@@ -176,10 +179,3 @@ def _threads(wanted: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _parse_lengths(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
-        raise ValueError(f"--lengths must be numbers with commas, such as 256,512; got {text!r}")
-    return [int(word) for word in words]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from mla_ref.cli.bench_kernels_options import KernelOptions, judge, numbers
+from mla_ref.cli.bench_kernels_options import KernelOptions, judge
 from mla_ref.cli.bench_report import check_figure, progress
+from mla_ref.cli.comma_numbers import comma_numbers
 from mla_ref.cli.example import Example
 
 if TYPE_CHECKING:
@@ -123,8 +124,10 @@ def bench_kernels(
     options = KernelOptions(
         backend=backend,
         device=where,
-        heads=numbers("--heads", heads or ("8,64,128" if on_gpu and not sweep else "8")),
-        rows=numbers("--rows", rows or ("4,16,64,256" if on_gpu else "4,16")),
+        heads=comma_numbers(
+            "--heads", heads or ("8,64,128" if on_gpu and not sweep else "8"), such_as="8,64"
+        ),
+        rows=comma_numbers("--rows", rows or ("4,16,64,256" if on_gpu else "4,16"), such_as="4,16"),
         topk=topk,
         workload=workload,
         overlap=overlap,
@@ -145,10 +148,13 @@ def bench_kernels(
     if sweep:
         from mla_ref.cli.bench_kernels_sweep import run_sweep
 
-        grid = [numbers(name, text, least) for name, text, least in (
-            ("--contexts", contexts, 1), ("--concurrency", concurrency, 1), ("--mtp", mtp, 0)
-        )]  # fmt: skip
-        run_sweep(options, *grid, as_json=as_json)
+        run_sweep(
+            options,
+            comma_numbers("--contexts", contexts, such_as="1024,16384"),
+            comma_numbers("--concurrency", concurrency, such_as="1,4"),
+            comma_numbers("--mtp", mtp, such_as="0,3", at_least=0),
+            as_json=as_json,
+        )
     elif tune:
         _tune(options, as_json)
     else:

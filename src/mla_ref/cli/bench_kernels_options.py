@@ -157,13 +157,3 @@ def judge(backend: str, outcomes: "Sequence[Timing | NoTime]") -> None:
         return
     typer.echo(f"mla-ref: error: {words}", err=True)
     raise typer.Exit(1)
-
-
-def numbers(name: str, text: str, least: int = 1) -> list[int]:
-    """Numbers with commas, such as 8,64,128."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) >= least for word in words):
-        raise ValueError(
-            f"{name} must be numbers of {least} or more with commas, such as 8,64; got {text!r}"
-        )
-    return [int(word) for word in words]

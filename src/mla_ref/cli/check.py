@@ -25,6 +25,7 @@ EXAMPLES = (
 )
 # Failures that are shown in full; one fault in a kernel tends to fail many cases.
 SHOWN = 8
+DAY = 86_400.0
 
 
 def check(
@@ -68,16 +69,22 @@ def check(
 
     if kind is not None:
         require_choice("--kind", kind, KINDS)
-    if not timeout > 0:
-        raise ValueError(f"--timeout must be greater than 0, got {timeout}")
+    if not 0 < timeout <= DAY:  # inf and 1e10 are more than a lock can wait for
+        raise ValueError(
+            f"--timeout must be above 0 and at most {DAY:,.0f} seconds, a day; got {timeout:g}"
+        )
+    if repro is not None and export is not None:
+        raise ValueError("--repro and --export are two things: give one of them")
+    if as_json and (repro is not None or export is not None):
+        raise ValueError("--json is for results; --repro and --export run no case")
+    where = resolve_device(device)
     if repro is not None:
-        typer.echo(script(find_case(repro), backend, device), nl=False)
+        typer.echo(script(find_case(repro), backend, str(where)), nl=False)
         return
     if export is not None:
         _export(_chosen((kind,) if kind else KINDS, case), export)
         return
 
-    resolve_device(device)
     _chosen((kind,) if kind else KINDS, case)
     results = _run(backend, kind, case, device, timeout)
     bad = [r for r in results if r.bad]

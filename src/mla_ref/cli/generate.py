@@ -102,7 +102,9 @@ def generate(
     sparse: Annotated[
         bool, typer.Option("--sparse", help="Attend to the keys that an indexer chooses.")
     ] = False,
-    topk: Annotated[int, typer.Option(help="Keys a row attends to, with --sparse.")] = 256,
+    topk: Annotated[
+        int | None, typer.Option(help="Keys a row attends to, with --sparse. Default: 256.")
+    ] = None,
     backend: Annotated[str, typer.Option(help="Who computes it, with --sparse.")] = "torch",
     mode: Annotated[
         str | None,

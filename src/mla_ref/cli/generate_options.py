@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 CACHE_DTYPES = ("float32", "bfloat16", "fp8")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 DEFAULT_DRAFTER = "mtp"
+DEFAULT_TOPK = 256
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class GenerateOptions:
     attention: str
     form: str | None
     sparse: bool
-    topk: int
+    topk: int | None
     backend: str
     mode: str | None
     cache_dtype: str | None
@@ -62,6 +63,11 @@ class GenerateOptions:
         return (self.drafter or DEFAULT_DRAFTER) if self.mtp else None
 
     @property
+    def keys_per_row(self) -> int | None:
+        """Keys that a row attends to; None: all."""
+        return (self.topk or DEFAULT_TOPK) if self.sparse else None
+
+    @property
     def cache_format(self) -> str:
         """One of `CACHE_DTYPES`."""
         return self.cache_dtype or ("fp8" if self.sparse else DTYPES[self.dtype])
@@ -80,7 +86,9 @@ class GenerateOptions:
     @property
     def has_fixed_shapes(self) -> bool:
         """Whether the attention can be recorded: it does not go from page to page on the host."""
-        return self.attention != "gqa" and self.form != "expanded"
+        from mla_ref.models.smollm2_layer import reads_no_lengths
+
+        return reads_no_lengths(self.attention, self.form)
 
     @property
     def uses_graphs(self) -> bool:
@@ -208,7 +216,10 @@ class GenerateOptions:
             raise ValueError(
                 "--sparse attends on the packed form; leave --attention and --form out"
             )
-        require_count("--topk", self.topk, at_least=1)
+        if self.topk is not None:
+            require_count("--topk", self.topk, at_least=1)
+            if not self.sparse:
+                raise ValueError("--topk needs --sparse: dense attention reads all keys")
         if self.mode is not None and not self.sparse:
             raise ValueError("--mode needs --sparse: dense attention has one kernel for all rows")
         read_mode(self.mode)

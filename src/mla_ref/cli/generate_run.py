@@ -62,7 +62,7 @@ class Job:
             file,
             attention=options.attention,
             form=options.form,
-            topk=options.topk if options.sparse else None,
+            topk=options.keys_per_row,
             backend=find_backend(options.backend),
             device=options.torch_device,
             dtype=getattr(torch, DTYPES[options.dtype]),
@@ -85,7 +85,7 @@ class Job:
         return {
             "attention": options.attention,
             "form": form,
-            "topk": options.topk if options.sparse else None,
+            "topk": options.keys_per_row,
             "backend": options.backend if options.sparse else None,
             "kernels": self._kernels if options.sparse else None,
             "device": str(self.model.device),

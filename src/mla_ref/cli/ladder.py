@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mla_ref.cli.comma_numbers import comma_numbers
 from mla_ref.cli.example import Example
 
 if TYPE_CHECKING:
@@ -155,12 +156,16 @@ def _real(
 ) -> "tuple[list[LayerActivations], str]":
     import torch
 
+    from mla_ref.checks import require_utf8
     from mla_ref.ladder.activations import smollm2_activations
     from mla_ref.models.passage import passage
     from mla_ref.models.smollm2 import SmolLM2
     from mla_ref.models.tokenizer import Tokenizer
 
-    words = text.read_text(encoding="utf-8") if text else passage()
+    if text is None:
+        words = passage()
+    else:  # lines that end as on Windows are the same text
+        words = require_utf8(f"--text {text}", text.read_bytes()).replace("\r\n", "\n")
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     model = SmolLM2.from_gguf(gguf, dtype=wide)
     ids = Tokenizer.from_gguf(gguf).encode(words)
@@ -184,15 +189,7 @@ def _real(
 
 
 def _layer_list(text: str) -> tuple[int, ...]:
-    try:
-        layers = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise ValueError(
-            f"--layers must be numbers by comma, such as 0,14,29, got {text!r}"
-        ) from None
-    if min(layers) < 0:
-        raise ValueError(f"--layers must not be negative, got {text!r}")
-    return layers
+    return tuple(comma_numbers("--layers", text, such_as="0,14,29", at_least=0))
 
 
 def _print_where(as_json: bool) -> None:

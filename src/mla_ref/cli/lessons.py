@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import shlex
+import sys
 from pathlib import Path
+from subprocess import list2cmdline
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -51,10 +54,15 @@ def lessons(
     elif copy:
         for path in copies:
             typer.echo(f"copied {path}")
-        typer.echo(f"\nOpen them: jupyter lab {to}")
-        typer.echo("What they need: pip install 'mla-ref[lessons,model]'; mla-ref doctor tells")
+        typer.echo(f"\nOpen them: jupyter lab {_quoted(to)}")
+        typer.echo('What they need: pip install "mla-ref[lessons,model]"; mla-ref doctor tells')
     else:
         _print(chosen, Console(highlight=False), needs=bool(numbers))
+
+
+def _quoted(path: Path, system: str = sys.platform) -> str:
+    """A path as the shell of a system wants it: cmd.exe would pass single quotes on."""
+    return list2cmdline([str(path)]) if system == "win32" else shlex.quote(str(path))
 
 
 def _data(chosen: tuple["Lesson", ...]) -> list[dict[str, object]]:

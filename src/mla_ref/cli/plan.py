@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mla_ref.cli.comma_numbers import comma_numbers
 from mla_ref.cli.example import Example
 
 if TYPE_CHECKING:
@@ -109,12 +110,14 @@ def _batch(
 ) -> "ServerBatch | None":
     """The batch that the user gave, in whichever way; None if none."""
     from mla_ref.batching import ServerBatch, read_metadata
+    from mla_ref.checks import require_utf8
 
     if metadata is not None:
         if query_lens is not None or prefilling is not None:
             raise ValueError("--metadata holds a batch: leave out --query-lens and --prefilling")
+        text = require_utf8(f"--metadata {metadata}", metadata.read_bytes())
         try:
-            data = json.loads(metadata.read_text("utf-8"))
+            data = json.loads(text)
         except ValueError as error:
             raise ValueError(f"--metadata {metadata} is no JSON: {error}") from error
         return read_metadata(data)
@@ -122,10 +125,10 @@ def _batch(
         if prefilling is not None:
             raise ValueError("--prefilling needs --query-lens")
         return None
-    lens = _numbers("--query-lens", query_lens)
+    lens = comma_numbers("--query-lens", query_lens, such_as="4,4,4", at_least=0)
     flags = None
     if prefilling is not None:
-        flags = _numbers("--prefilling", prefilling)
+        flags = comma_numbers("--prefilling", prefilling, such_as="0,0,1", at_least=0)
         flags *= len(lens) if len(flags) == 1 else 1
         if len(flags) != len(lens) or any(f > 1 for f in flags):
             raise ValueError(
@@ -133,13 +136,6 @@ def _batch(
                 f"{prefilling!r}"
             )
     return ServerBatch(tuple(lens), None if flags is None else tuple(map(bool, flags)), sum(lens))
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise ValueError(f"{name} must be numbers with commas, such as 4,4,4; got {text!r}")
-    return [int(word) for word in words]
 
 
 def _plan(

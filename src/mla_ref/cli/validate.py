@@ -35,17 +35,23 @@ def validate(
     ] = "rows",
     rows: Annotated[
         int | None,
-        typer.Option(help="Verifier rows at least. Default: 64; with --full 2048 in all."),
+        typer.Option(
+            help="Verifier rows at least. Default: 64, with --full 2048 in all; for recipe 32, "
+            "with --full 256."
+        ),
     ] = None,
     prompts: Annotated[
         Path | None,
         typer.Option(
             help="JSON lines as of HumanEval or MT-bench, or text. Default: five beginnings of "
-            "code, each behind a page of Emma.",
+            "code, each behind a page of Emma, and with --full three pages more; of these modes "
+            "takes the first 2, with --full 5 (ranks 2), and recipe 2, with --full 4.",
             dir_okay=False,
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many prompts only.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="The first so many prompts only. Default: all of --prompts.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="fp32 or bf16: weights, queries, outputs. Default: fp32.")
     ] = None,
@@ -53,7 +59,11 @@ def validate(
         str | None, typer.Option(help="fp32, bf16 or fp8: cached rows. Default: fp8.")
     ] = None,
     dense: Annotated[
-        bool, typer.Option("--dense", help="Attend to all keys, not to 256 chosen ones.")
+        bool,
+        typer.Option(
+            "--dense",
+            help="Attend to all keys, not to 256 chosen ones (modes without --full and ranks: 64).",
+        ),
     ] = False,
     shards: Annotated[
         int | None, typer.Option(help="Ranks that share the heads: 1, 3 or 9. Default: 1.")
@@ -63,7 +73,10 @@ def validate(
         str | None, typer.Option(help="Whose kernels, by name. Default: torch.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where they run: cpu, cuda, cuda:N or auto. Default: cpu.")
+        str | None,
+        typer.Option(
+            help="Where they run: cpu, cuda, cuda:N (not for modes) or auto. Default: cpu."
+        ),
     ] = None,
     full: Annotated[
         bool,
@@ -88,7 +101,8 @@ def validate(
     the error that must be seen.
 
     modes: the same greedy text by every mode of the router, and on several
-    ranks that share a cache, each a process.
+    ranks that share a cache, each a process. On GPUs rank r takes the r-th;
+    with one GPU no cache is shared, and that proves nothing.
 
     recipe: NVFP4, MXFP8, the FP8 cache and sparse lists on the real model:
     perplexity, acceptance, and the rows again.

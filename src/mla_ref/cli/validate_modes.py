@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mla_ref.cli.validate_report import (
     ValidateOptions,
     command,
+    first_prompts,
     progress,
     prompt_ids,
+    table_of,
     versions,
 )
 from mla_ref.platform import count_gpus, device_name, resolve_device
 
 if TYPE_CHECKING:
     import torch
+    from rich.table import Table
 
     from mla_ref.models.smollm2_sparse import SparseSmolLM2
     from mla_ref.speculative import Drafter
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 OUT = Path("book/data")
 FILE = "validation-modes.json"
-# Tokens to write, prompts, numbers of ranks: by default, and with --full.
+# Tokens to write, prompts of the package, numbers of ranks: by default, and with --full.
 TOKENS, FULL_TOKENS = 24, 48
 PROMPTS, FULL_PROMPTS = 2, 5
 WORLDS, FULL_WORLDS = (1, 2), (1, 2, 4, 8)
@@ -66,6 +67,11 @@ def validate_modes(options: ValidateOptions) -> None:
     tokens = FULL_TOKENS if options.full else TOKENS
     worlds: tuple[int, ...] = FULL_WORLDS if options.full else WORLDS
     backend = find_backend(options.backend or "torch")
+    if (options.device or "").startswith("cuda:"):
+        raise ValueError(
+            f"--device must name no single GPU for modes, got {options.device!r}: rank r takes the "
+            "r-th GPU; say cuda, and hide other GPUs with CUDA_VISIBLE_DEVICES"
+        )
     device = resolve_device(options.device or "cpu")
     if device.type == "cuda":  # each rank has a GPU of its own
         worlds = tuple(world for world in worlds if world <= count_gpus())
@@ -77,8 +83,9 @@ def validate_modes(options: ValidateOptions) -> None:
             bar.update(task, description=what)
 
         found = prompt_ids(options, Tokenizer.from_gguf())
-        prompts = _first(found, FULL_PROMPTS if options.full else PROMPTS)
-        short = {name: ids[-SHORT_PROMPT:] for name, ids in _first(found, PROMPTS).items()}
+        prompts = first_prompts(options, found, FULL_PROMPTS if options.full else PROMPTS)
+        on_a_rank = first_prompts(options, found, PROMPTS)
+        short = {name: ids[-SHORT_PROMPT:] for name, ids in on_a_rank.items()}
         keys = _topk(options, short, TOKENS, SHORT_TOPK)
         on_ranks = partial(load, dtype, keys, drafts, backend.name)
         if options.full:
@@ -162,10 +169,6 @@ def _topk(options: ValidateOptions, prompts: dict[str, list[int]], tokens: int, 
     return sparse if options.sparse else max(map(len, prompts.values())) + tokens
 
 
-def _first(prompts: dict[str, list[int]], count: int) -> dict[str, list[int]]:
-    return dict(list(prompts.items())[:count])
-
-
 def _original() -> list[dict[str, Any]]:
     from mla_ref.validation.modes_acceptance import ORIGINAL
 
@@ -192,8 +195,8 @@ def _print(what: str, cache: str, modes: "ModesFinding", ranks: "RanksFinding") 
         )
 
 
-def _way_table(modes: "ModesFinding", ranks: "RanksFinding") -> Table:
-    table = _table("way", "steps", "verifier steps", "texts")
+def _way_table(modes: "ModesFinding", ranks: "RanksFinding") -> "Table":
+    table = table_of("way", "steps", "verifier steps", "texts")
     table.add_row("plain", str(modes.plain.steps), "none", "")
     ways = [(f"mode {m.name}", m, modes.departures) for m in modes.modes]
     ways += [(ranks.one_process.name, ranks.one_process, ranks.departures)]
@@ -213,9 +216,9 @@ def _against(way: str, departures: "Sequence[Departure]") -> str:
     return f"{len(own)} near ties" if own else "the same"
 
 
-def acceptance_table(rows: "Sequence[Acceptance]") -> Table:
+def acceptance_table(rows: "Sequence[Acceptance]") -> "Table":
     """Acceptance of several ways, one a row."""
-    table = _table("acceptance", "accepted / drafted", "rate", "95% (Wilson)", "length")
+    table = table_of("acceptance", "accepted / drafted", "rate", "95% (Wilson)", "length")
     for row in rows:
         low, high = row.interval
         table.add_row(
@@ -225,11 +228,4 @@ def acceptance_table(rows: "Sequence[Acceptance]") -> Table:
             f"{low:.1%} to {high:.1%}",
             f"{row.mean_length:.2f}",
         )
-    return table
-
-
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     return table

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mla_ref.cli.validate_report import (
     ValidateOptions,
     command,
+    first_prompts,
     progress,
     prompt_ids,
+    table_of,
     versions,
 )
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 OUT = Path("book/data")
 FILE = "validation-recipe.json"
-# Tokens of the text, keys a row (and so the first position that is scored), prompts, tokens to
-# write, verifier rows of the last part: by default, and with --full.
+# Tokens of the text, keys a row (and so the first position that is scored), prompts of the package,
+# tokens to write, verifier rows of the last part: by default, and with --full.
 TEXT, FULL_TEXT = 192, 768
 TOPK, FULL_TOPK = 64, 256
 PROMPTS, FULL_PROMPTS = 2, 4
@@ -78,7 +78,7 @@ def validate_recipe(options: ValidateOptions) -> None:
             bar.update(task, advance=1, description=what)
 
         tokenizer = Tokenizer.from_gguf()
-        prompts = dict(list(prompt_ids(options, tokenizer).items())[:count])
+        prompts = first_prompts(options, prompt_ids(options, tokenizer), count)
         dense = SmolLM2.from_gguf(attention="gqa")
         drafter = new_drafter("mtp", dense, drafts)
         rows = list(
@@ -99,13 +99,14 @@ def validate_recipe(options: ValidateOptions) -> None:
 
     finite = all(row.finite for row in rows)
     report: dict[str, Any] = {
-        "what": _first_line(rows, finding),
+        "what": _first_line(rows, finding, len(prompts)),
         "command": command("recipe", options),
         "versions": versions(),
         "threads": torch.get_num_threads(),
         "chance": "none: decoding is greedy, and nothing else is drawn",
         "text": f"the last {length} tokens of the passage of Emma, scored from {topk} on",
         "topk": topk,
+        "prompts": len(prompts),
         "emulated": EMULATED,
         "passed": finite and finding.verdict.passed,
         "recipes": [row.to_json() for row in rows],
@@ -116,7 +117,7 @@ def validate_recipe(options: ValidateOptions) -> None:
     if options.as_json:
         typer.echo(json.dumps(report, indent=2, allow_nan=False))
     else:
-        _print(rows, finding)
+        _print(rows, finding, len(prompts))
         if options.full:
             Console(highlight=False).print(f"Data: {folder / FILE}", soft_wrap=True)
     if not report["passed"]:
@@ -139,7 +140,7 @@ def _verifier_rows(
     return validate_configuration(Configuration(), trunk, scripts)
 
 
-def _first_line(rows: "Sequence[RecipeRow]", finding: "Finding") -> str:
+def _first_line(rows: "Sequence[RecipeRow]", finding: "Finding", prompts: int) -> str:
     broken = [row.recipe.name for row in rows if not row.finite]
     if broken:
         return f"BROKEN: logits of {', '.join(broken)} hold NaN or infinity."
@@ -148,19 +149,18 @@ def _first_line(rows: "Sequence[RecipeRow]", finding: "Finding") -> str:
         f"SmolLM2-135M as GLM-5.2 is served: perplexity {served.perplexity:.2f} for "
         f"{plain.perplexity:.2f} plain on {plain.tokens} held-out tokens, "
         f"{served.acceptance.accepted} of {served.acceptance.drafted} drafted tokens accepted for "
-        f"{plain.acceptance.accepted} of {plain.acceptance.drafted}. {finding.headline}"
+        f"{plain.acceptance.accepted} of {plain.acceptance.drafted} on {prompts} "
+        f"prompt{'s' * (prompts != 1)}. {finding.headline}"
     )
 
 
-def _print(rows: "Sequence[RecipeRow]", finding: "Finding") -> None:
+def _print(rows: "Sequence[RecipeRow]", finding: "Finding", prompts: int) -> None:
     from mla_ref.validation.modes_acceptance import what_it_says
 
     console = Console(highlight=False)
-    console.print(_first_line(rows, finding), markup=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    console.print(_first_line(rows, finding, prompts), markup=False)
     headings = ("recipe", "perplexity", "KL", "top-1", "accepted", "rate", "95%", "length")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    table = table_of(*headings)
     for row in rows:
         found = row.acceptance
         low, high = found.interval

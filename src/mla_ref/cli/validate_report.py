@@ -1,9 +1,13 @@
-"""What the parts of `mla-ref validate` share: options, prompts, versions, a progress bar."""
+"""What the parts of `mla-ref validate` share: options, prompts, versions, tables, progress."""
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
 
 from mla_ref.cli.bench_report import progress as progress
 
@@ -86,6 +90,29 @@ def prompt_ids(options: ValidateOptions, tokenizer: "Tokenizer") -> dict[str, li
     return dict(list(found.items())[: options.limit])
 
 
+def first_prompts(
+    options: ValidateOptions, prompts: dict[str, list[int]], count: int
+) -> dict[str, list[int]]:
+    """Those that a validation runs which takes fewer of the package's prompts than there are.
+
+    Args:
+        options: With a file of prompts or a limit the user has chosen, and all of them run.
+        prompts: From `prompt_ids`.
+        count: How many of the package's own.
+    """
+    if options.prompts is not None or options.limit is not None:
+        return prompts
+    return dict(list(prompts.items())[:count])
+
+
+def table_of(*headings: str) -> Table:
+    """A table without rows: its first column holds names, the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
+    return table
+
+
 def versions() -> dict[str, Any]:
     """Of what the numbers come from."""
     import platform
@@ -115,7 +142,7 @@ def command(what: str, options: ValidateOptions) -> str:
             words.append("--full")
         elif isinstance(value, Path):
             # Its folder is the reader's own business.
-            words.append(f"--{option.name} {value.name}")
+            words.append(f"--{option.name} {shlex.quote(value.name)}")
         else:
-            words.append(f"--{option.name} {value}")
+            words.append(f"--{option.name} {shlex.quote(str(value))}")
     return " ".join(words)

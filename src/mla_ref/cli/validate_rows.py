@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from mla_ref.cli.bench_report import check_figure
 from mla_ref.cli.validate_report import (
@@ -16,12 +15,14 @@ from mla_ref.cli.validate_report import (
     command,
     progress,
     prompt_ids,
+    table_of,
     versions,
 )
 from mla_ref.platform import device_name
 
 if TYPE_CHECKING:
     import torch
+    from rich.table import Table
 
     from mla_ref.backends import Backend
     from mla_ref.models.smollm2 import SmolLM2
@@ -211,19 +212,12 @@ def _print(findings: Sequence["Finding"], options: ValidateOptions, folder: Path
         console.print(f"Data: {folder / FILE}", soft_wrap=True)
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    return table
-
-
 def _number(value: float) -> str:
     return f"{value:.1e}" if value else "0"
 
 
-def _pair_table(finding: "Finding") -> Table:
-    table = _table("KL(p || q)", "mean", "median", "std dev", "min", "max", "top-1", "top-10")
+def _pair_table(finding: "Finding") -> "Table":
+    table = table_of("KL(p || q)", "mean", "median", "std dev", "min", "max", "top-1", "top-10")
     for name, pair in finding.replay.pairs.items():
         kl = pair.kl
         table.add_row(
@@ -239,17 +233,17 @@ def _changes(pair: "PairStatistics") -> str:
     return f"{len(pair.top1_changes):,}"
 
 
-def _position_table(finding: "Finding") -> Table:
+def _position_table(finding: "Finding") -> "Table":
     pairs = finding.replay.pairs
     count = max(len(pair.kl_by_position) for pair in pairs.values())
-    table = _table("mean by position", "accepted", *(f"draft {i}" for i in range(1, count)))
+    table = table_of("mean by position", "accepted", *(f"draft {i}" for i in range(1, count)))
     for name, pair in pairs.items():
         table.add_row(name, *(_number(summary.mean) for summary in pair.kl_by_position))
     return table
 
 
-def _layer_table(finding: "Finding") -> Table:
-    table = _table("layer by layer", "comparisons", "max abs", "rel L2", "median rel L2")
+def _layer_table(finding: "Finding") -> "Table":
+    table = table_of("layer by layer", "comparisons", "max abs", "rel L2", "median rel L2")
     for entry in finding.replay.layers.to_json():
         table.add_row(
             ", ".join(entry["pair"]),
@@ -280,11 +274,11 @@ def _notes(finding: "Finding") -> list[str]:
     return lines
 
 
-def _axes_table(findings: Sequence["Finding"]) -> Table:
+def _axes_table(findings: Sequence["Finding"]) -> "Table":
     from mla_ref.validation.verdict import FAILS, HOLDS, PROVES_NOTHING
 
     words = {HOLDS: "ok", FAILS: "no", PROVES_NOTHING: "?"}
-    table = _table("configuration", "mean KL", "null", "positive", "top-1", "rel L2", "")
+    table = table_of("configuration", "mean KL", "null", "positive", "top-1", "rel L2", "")
     for finding in findings:
         pairs = finding.replay.pairs
         errors = finding.replay.layers.of("decode", "extend")
@@ -294,7 +288,7 @@ def _axes_table(findings: Sequence["Finding"]) -> Table:
             _number(pairs["decode || null"].kl.mean),
             _number(pairs["decode || positive"].kl.mean),
             _changes(pairs["extend || decode"]),
-            _number(max(error.rel_l2 for error in errors)),
+            _number(max((error.rel_l2 for error in errors), default=nan)),
             words[finding.verdict.status],
         )
     return table

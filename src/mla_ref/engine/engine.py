@@ -77,11 +77,13 @@ class Engine:
             cache_dtype: What the cache stores; None: the model's choice.
             per_request_routes: Route each request by itself, not the batch as one.
             pad_to: Pad steps to multiples of it, as for CUDA graphs.
-            graphs: Record steps without a prompt and replay them, see `StepGraphs`.
+            graphs: Record steps without a prompt and replay them, see `StepGraphs`; for a model
+                that `captures`.
             sampler: Who judges the drafts of sampled requests, see `verify`.
 
         Raises:
-            ValueError: Drafts are asked for and nobody proposes them, or a number is out of range.
+            ValueError: Drafts are asked for and nobody proposes them, graphs of a model that cannot
+                be captured, or a number is out of range.
         """
         if not isinstance(model, LanguageModel):
             raise TypeError(f"model must be a LanguageModel, got {describe(model)}")
@@ -89,6 +91,8 @@ class Engine:
             raise TypeError(f"drafter must be a Drafter or None, got {describe(drafter)}")
         if require_count("num_drafts", num_drafts) and drafter is None:
             raise ValueError(f"num_drafts must be 0 without a drafter, got {num_drafts}")
+        if graphs and not model.captures:
+            raise ValueError("graphs must be False for a model that reads lengths on the host")
         parse_mode("mode", mode)  # dense models have one kernel and would not look at it
         limits = ServingLimits(max_num_seqs, max_num_batched_tokens, num_drafts)
         if max_num_batched_tokens % require_count("pad_to", pad_to, at_least=1):
@@ -125,25 +129,15 @@ class Engine:
             Its state, which the coming steps change.
 
         Raises:
-            ValueError: Its id is in use, a token is not in the vocabulary, or it is too long for
-                the model's context or for all pages together.
+            ValueError: Its id is in use, a token of its prompt or one that ends it is not in the
+                vocabulary, or it is too long for the model's context or for all pages together.
         """
         if not isinstance(request, Request):
             raise TypeError(f"request must be a Request, got {describe(request)}")
         name, config = request.request_id, self.runner.model.config
         if name in self.requests:
             raise ValueError(f"request_id must be new, but {name!r} is running or waiting")
-        if max(request.prompt_ids) >= config.vocab_size:
-            raise ValueError(
-                f"request {name!r}: prompt_ids must lie below the vocabulary of "
-                f"{config.vocab_size}, got {max(request.prompt_ids)}"
-            )
-        total, new = len(request.prompt_ids), request.max_new_tokens
-        if total + new > config.context_length:
-            raise ValueError(
-                f"request {name!r}: prompt and new tokens must fit into the model's context of "
-                f"{config.context_length}, got {total} + {new}"
-            )
+        request.require_fits(config.vocab_size, config.context_length)
         state = RequestState(request)
         self.scheduler.add(state)
         self.requests[name] = state
@@ -163,6 +157,9 @@ class Engine:
 
     def stream(self, requests: Iterable[Request] = ()) -> Iterator[Output]:
         """Add requests and step until nothing is left to do; others may be added meanwhile.
+
+        A request that is aborted meanwhile is not heard of again. One that is live when the stream
+        is left, or ends in an error, stays live: abort it, or go on with another stream.
 
         Raises:
             ValueError: As in `add`, raised by the call; then none of the requests is taken in.
@@ -261,4 +258,8 @@ class Engine:
 
     def _steps(self) -> Iterator[Output]:
         while self.requests:
-            yield from self.step()
+            states = dict(self.requests)
+            for output in self.step():
+                # Whoever hears one output of a step may abort the request of another.
+                if states[output.request_id].finish_reason != "abort":
+                    yield output

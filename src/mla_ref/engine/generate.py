@@ -13,6 +13,7 @@ from torch import Tensor
 from mla_ref.batching import Step
 from mla_ref.cache import pages_needed
 from mla_ref.checks import require_count
+from mla_ref.engine.request import Request
 from mla_ref.models.language_model import LanguageModel
 
 
@@ -41,27 +42,17 @@ def generate(
         An iterator of tokens. Its first step runs the prompt.
 
     Raises:
+        TypeError: A token is not an int.
         ValueError: The prompt is empty, a token is not in the vocabulary, or with the new tokens it
             is longer than the model's context, or a number is less than 1. Raised by the call, not
             by the first step.
     """
-    require_count("max_new_tokens", max_new_tokens, at_least=1)
+    request = Request("generate", prompt_ids, max_new_tokens, eos_id=eos_id)
+    request.require_fits(model.config.vocab_size, model.config.context_length)
     require_count("chunk_size", chunk_size, at_least=1)
-    total, context = len(prompt_ids), model.config.context_length
-    if total == 0:
-        raise ValueError("the prompt must hold a token at least, got an empty one")
-    last = model.config.vocab_size - 1
-    if not 0 <= min(prompt_ids) <= max(prompt_ids) <= last:
-        raise ValueError(
-            f"prompt_ids must lie in 0 .. {last}, got {min(prompt_ids)} .. {max(prompt_ids)}"
-        )
-    if total + max_new_tokens > context:
-        raise ValueError(
-            f"prompt and new tokens must fit into the model's context of {context}, got {total} + "
-            f"{max_new_tokens}"
-        )
-    # All pages now: no step allocates any. The last token is never run, so it needs no row.
-    num_pages = pages_needed(total + max_new_tokens - 1, page_size)
+    prompt_ids, total = request.prompt_ids, len(request.prompt_ids)
+    # All pages now: no step allocates any.
+    num_pages = pages_needed(request.max_rows, page_size)
     cache = model.new_cache(num_pages, page_size, cache_dtype)
 
     def run(token_ids: Sequence[int], computed_len: int) -> Float[Tensor, "1 hidden"]:

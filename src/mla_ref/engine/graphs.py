@@ -48,10 +48,12 @@ class GraphSizes:
         """Requests and tokens of the size that holds these requests; None: there is none.
 
         Requests are rounded up to a power of two, or to max_num_seqs where that is less
-        (xllm#1939), and each has room for all its drafts, however many there are.
+        (xllm#1939). If anybody has a draft, each has room for all its drafts, however many there
+        are; if nobody has, each has one row, which a plan without drafts holds too.
         """
-        most = self.tokens_per_request
-        if not query_lens or max(query_lens) > most:
+        longest = max(query_lens, default=0)
+        most = 1 if longest == 1 else self.tokens_per_request
+        if not query_lens or longest > most:
             return None
         requests = min(1 << (len(query_lens) - 1).bit_length(), self.limits.max_num_seqs)
         tokens = requests * most

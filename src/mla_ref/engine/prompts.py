@@ -16,7 +16,7 @@ import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mla_ref.checks import describe, require_count
+from mla_ref.checks import describe, require_count, require_utf8
 from mla_ref.speculative.noise import require_seed
 
 SEPARATOR = "---"
@@ -94,11 +94,7 @@ def _read(path: Path) -> str:
             data = gzip.decompress(data)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is not a whole gzip file: {error}") from error
-    try:
-        # A byte-order mark, which some editors write, is no part of the first prompt.
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error}") from error
+    return require_utf8(str(path), data)
 
 
 def _from_text(path: Path, content: str) -> list[Prompt]:

@@ -25,7 +25,8 @@ class Request:
         request_id: A name that no other live request has.
         prompt_ids: Tokens of the prompt.
         max_new_tokens: Tokens to write at most.
-        sampling: How each token is chosen; by default greedily.
+        sampling: How each token is chosen; by default greedily. The seed is the request's own, see
+            `request_seed`: two of one seed draw alike.
         eos_id: Token that ends the text; None: there is none.
         stop_ids: More tokens that end it. The one that does is the last of the output.
 
@@ -64,6 +65,29 @@ class Request:
     def max_rows(self) -> int:
         """Rows that its cache ever holds: the last token is chosen and never run."""
         return len(self.prompt_ids) + self.max_new_tokens - 1
+
+    def require_fits(self, vocab_size: int, context_length: int) -> None:
+        """Raise a ValueError if a model of these dimensions cannot serve it.
+
+        An end token that the model cannot say is refused too: the request would never end by it.
+        """
+        ends = () if self.eos_id is None else (self.eos_id,)
+        for name, ids in (
+            ("prompt_ids", self.prompt_ids),
+            ("eos_id", ends),
+            ("stop_ids", self.stop_ids),
+        ):
+            if ids and max(ids) >= vocab_size:
+                raise ValueError(
+                    f"request {self.request_id!r}: {name} must lie below the vocabulary of "
+                    f"{vocab_size}, got {max(ids)}"
+                )
+        total, new = len(self.prompt_ids), self.max_new_tokens
+        if total + new > context_length:
+            raise ValueError(
+                f"request {self.request_id!r}: prompt and new tokens must fit into the model's "
+                f"context of {context_length}, got {total} + {new}"
+            )
 
 
 class Status(StrEnum):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from mla_ref.batching import Route
 from mla_ref.batching.transfer import move_together
+from mla_ref.checks import require_count
 from mla_ref.engine.batch import Batch
 from mla_ref.engine.graphs import StepGraphs
 from mla_ref.engine.record import StopWatch
@@ -112,8 +113,10 @@ class Runner:
         Those in the middle of a prompt are shown to it too: a drafter with a cache needs its rows.
 
         Raises:
-            ValueError: The drafter proposes too many tokens, one that is not in the vocabulary, or
-                sampled ones, whose probabilities this engine does not keep.
+            TypeError: A draft is not an int.
+            ValueError: The drafter proposes for another number of requests, too many tokens, one
+                that is not in the vocabulary, or sampled ones, whose probabilities this engine
+                does not keep. No request has drafts then.
         """
         if self.drafter is None or not self.num_drafts:
             return
@@ -140,16 +143,21 @@ class Runner:
         drafts = self.drafter.propose(
             asked, executed.hidden, step.block_table, step.page_size, self.draft_cache
         )
-        vocab = self.model.config.vocab_size
+        vocab, who = self.model.config.vocab_size, f"drafter {self.drafter.name!r}"
+        if len(drafts) != len(asked):
+            raise ValueError(
+                f"{who} must propose for each of {len(asked)} requests, got {len(drafts)} drafts"
+            )
         for state, request, draft in zip(states, asked, drafts, strict=True):
             ids, most = draft.token_ids, request.num_drafts
-            if len(ids) > most or any(not 0 <= token_id < vocab for token_id in ids):
+            whose = f"for request {state.request.request_id!r}"
+            for token_id in ids:
+                require_count(f"{who}: a draft {whose}", token_id)
+            if len(ids) > most or any(token_id >= vocab for token_id in ids):
                 raise ValueError(
-                    f"drafter {self.drafter.name!r} must propose at most {most} ids below {vocab} "
-                    f"for request {state.request.request_id!r}, got {ids}"
+                    f"{who} must propose at most {most} ids below {vocab} {whose}, got {ids}"
                 )
             if draft.probs is not None:
-                raise ValueError(
-                    f"drafter {self.drafter.name!r} must choose its drafts, but has sampled them"
-                )
-            state.drafts = tuple(ids)
+                raise ValueError(f"{who} must choose its drafts, but has sampled them")
+        for state, draft in zip(states, drafts, strict=True):
+            state.drafts = tuple(draft.token_ids)

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from mla_ref.cache.ownership import local_positions, owner_of
+from mla_ref.cache.ownership import require_owner as require_owner  # kernels take it from here
 from mla_ref.checks import require_count, require_integer, require_same_device, require_size
 
 
@@ -51,8 +53,8 @@ def own_positions(
 ) -> tuple[Int[Tensor, "rows k"], Int[Tensor, " rows"]]:
     """The selected positions that one rank of a parallel cache holds, as its local positions.
 
-    Position p belongs to rank (p // interleave) % world, where it is the local position
-    (p // (world * interleave)) * interleave + p % interleave.
+    Who holds which, and where, is said by `owner_of` and `local_positions` of
+    `mla_ref.cache.ownership`.
 
     Args:
         positions: Global positions; -1 is none.
@@ -65,8 +67,8 @@ def own_positions(
     """
     require_integer("positions", positions, "rows k")
     require_owner(rank, world, interleave)
-    owned = (positions >= 0) & ((positions // interleave) % world == rank)
-    local = positions // (world * interleave) * interleave + positions % interleave
+    owned = owner_of(positions, world=world, interleave=interleave) == rank
+    local = local_positions(positions, world=world, interleave=interleave)
     # A stable sort by "not owned" moves the owned ones to the front and keeps their order.
     order = torch.sort((~owned).to(torch.int8), dim=1, stable=True).indices
     compacted = torch.where(owned, local, -1).gather(1, order)
@@ -85,11 +87,3 @@ def require_conversion(
     require_same_device(
         {"positions": positions, "request_of_row": request_of_row, "block_table": block_table}
     )
-
-
-def require_owner(rank: int, world: int, interleave: int) -> None:
-    """Raise unless `rank` is one of `world` ranks and neighbours stay together in some number."""
-    require_count("world", world, at_least=1)
-    require_count("interleave", interleave, at_least=1)
-    if require_count("rank", rank) >= world:
-        raise ValueError(f"rank must lie in 0 .. {world - 1}, got {rank}")

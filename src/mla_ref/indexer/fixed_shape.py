@@ -11,16 +11,11 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from mla_ref.cache import index_keys_of_pages, page_size_of
+from mla_ref.cache import index_keys_of_pages
 from mla_ref.cache.index_keys import quantise_index_keys
-from mla_ref.checks import (
-    require_count,
-    require_float,
-    require_integer,
-    require_same_device,
-    require_size,
-)
+from mla_ref.checks import require_count, require_integer, require_same_device, require_size
 from mla_ref.indexer.scores import index_scores
+from mla_ref.indexer.select import require_index_inputs
 from mla_ref.indexer.topk import select_topk
 from mla_ref.numerics.float8 import from_e4m3
 
@@ -65,12 +60,13 @@ def select_positions_fixed(
     Returns:
         int32 positions; -1 where there are fewer keys than `topk`.
     """
-    require_float("q", q, "rows index_heads d_i")
-    page_size = page_size_of(index_cache, "index_cache")
+    page_size = require_index_inputs(q, weights, index_cache, topk, scale_rule)
     require_integer("block_table", block_table, "b max_pages")
+    tensors = {"q": q, "block_table": block_table}
     for name, value in (("visible_lens", visible_lens), ("request_of_row", request_of_row)):
         require_size(name, require_integer(name, value, "rows"), 0, q.shape[0], "as q")
-    require_same_device({"q": q, "index_cache": index_cache, "block_table": block_table})
+        tensors[name] = value
+    require_same_device(tensors)
     if index_cache.dtype == torch.uint8:
         data, scale = quantise_index_keys(q, scale_rule)
         q = from_e4m3(data) * scale[..., None]

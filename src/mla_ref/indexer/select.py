@@ -68,22 +68,12 @@ def select_positions(
     Returns:
         int32 positions in the token's own request; -1 where there are fewer keys than `topk`.
     """
-    require_float("q", q, "num_tokens index_heads d_i")
-    require_float("weights", weights, "num_tokens index_heads")
-    page_size = page_size_of(index_cache, "index_cache")
+    page_size = require_index_inputs(q, weights, index_cache, topk, scale_rule)
     require_batch(query_start_loc, seq_lens, block_table, page_size)
     require_pages(block_table, seq_lens, index_cache.shape[0], page_size)
     require_size("q", q, 0, int(query_start_loc[-1]), "the end of query_start_loc")
-    for dim in (0, 1):
-        require_size("weights", weights, dim, q.shape[dim], "as q")
-    packed = index_cache.dtype == torch.uint8
-    width = INDEX_HEAD_DIM if packed else index_cache.shape[2]
-    require_size("q", q, 2, width, "the width of an index key")
-    require_same_device({"q": q, "weights": weights, "index_cache": index_cache})
-    require_choice("scale_rule", scale_rule, SCALE_RULES)
-    require_count("topk", topk)
     require_count("chunk", chunk, at_least=1)
-    if packed:
+    if index_cache.dtype == torch.uint8:
         data, scale = quantise_index_keys(q, scale_rule)
         q = from_e4m3(data) * scale[..., None]
     starts, parts = query_start_loc.tolist(), []
@@ -102,6 +92,23 @@ def select_positions(
     if not parts:
         return torch.empty(0, topk, dtype=torch.int32, device=q.device)
     return torch.cat(parts)
+
+
+def require_index_inputs(
+    q: Tensor, weights: Tensor, index_cache: Tensor, topk: int, scale_rule: str
+) -> int:
+    """Return the cache's page size if queries, weights and cache fit; reads no values."""
+    require_float("q", q, "num_tokens index_heads d_i")
+    require_float("weights", weights, "num_tokens index_heads")
+    page_size = page_size_of(index_cache, "index_cache")
+    for dim in (0, 1):
+        require_size("weights", weights, dim, q.shape[dim], "as q")
+    width = INDEX_HEAD_DIM if index_cache.dtype == torch.uint8 else index_cache.shape[2]
+    require_size("q", q, 2, width, "the width of an index key")
+    require_same_device({"q": q, "weights": weights, "index_cache": index_cache})
+    require_choice("scale_rule", scale_rule, SCALE_RULES)
+    require_count("topk", topk)
+    return page_size
 
 
 def _score_chunk(

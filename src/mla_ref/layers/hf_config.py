@@ -52,7 +52,7 @@ def mla_config_from_hf(config: Mapping[str, Any], *, name: str | None = None) ->
             "attention_bias is true: layers with biases are not supported, and no "
             "released checkpoint has them"
         )
-    heads = _required(config, "num_attention_heads")
+    heads = _count(config, "num_attention_heads")
     # MLA has one latent for all heads; DeepSeek's files repeat the number of heads here.
     if config.get("num_key_value_heads") not in (None, heads):
         raise ValueError(
@@ -64,20 +64,20 @@ def mla_config_from_hf(config: Mapping[str, Any], *, name: str | None = None) ->
         raise ValueError(
             f"rope_interleave must be true for {model_type}, got {describe(interleaved)}"
         )
-    nope, rope_dim = _required(config, "qk_nope_head_dim"), _required(config, "qk_rope_head_dim")
+    nope, rope_dim = _count(config, "qk_nope_head_dim"), _count(config, "qk_rope_head_dim")
     theta, yarn = _rope(config)
     return MLAConfig(
         name=name or model_type,
-        hidden_size=_required(config, "hidden_size"),
-        num_layers=_required(config, "num_hidden_layers"),
+        hidden_size=_count(config, "hidden_size"),
+        num_layers=_count(config, "num_hidden_layers"),
         num_heads=heads,
-        q_lora_rank=_required(config, "q_lora_rank"),
-        kv_lora_rank=_required(config, "kv_lora_rank"),
+        q_lora_rank=_count(config, "q_lora_rank", or_null=True),
+        kv_lora_rank=_count(config, "kv_lora_rank"),
         qk_nope_head_dim=nope,
         qk_rope_head_dim=rope_dim,
-        v_head_dim=_required(config, "v_head_dim"),
+        v_head_dim=_count(config, "v_head_dim"),
         rope=RopeConfig(rope_dim, theta, interleaved=interleaved, yarn=yarn),
-        rms_norm_eps=float(_required(config, "rms_norm_eps")),
+        rms_norm_eps=_number(config, "rms_norm_eps"),
         softmax_scale=default_softmax_scale(nope, rope_dim, yarn),
         indexer=_indexer(config) if model_type in ("deepseek_v32", "glm_moe_dsa") else None,
     )
@@ -89,10 +89,15 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
         raise ValueError(
             "rope_parameters and rope_scaling must not both be given: which one holds is undefined"
         )
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = rope.get("rope_theta", config.get("rope_theta"))
-    if theta is None:
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(given, Mapping):
+        name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+        raise ValueError(f"{name} must be an object, got {describe(given)}")
+    rope = dict(given)
+    holder = rope if "rope_theta" in rope else config
+    if holder.get("rope_theta") is None:
         raise ValueError("rope_theta is missing; libraries differ in the default they put there")
+    theta = _number(holder, "rope_theta")
     kind = rope.get("rope_type", rope.get("type", "default"))
     require_choice("rope_type", kind, ("default", "yarn"))
     unknown = set(rope) - _ROPE_KEYS - (_YARN_KEYS if kind == "yarn" else frozenset())
@@ -102,22 +107,22 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, YarnConfig | None]:
             f"{', '.join(sorted(unknown))}"
         )
     if kind == "default":
-        return float(theta), None
+        return theta, None
     # With one of the two alone, DeepSeek's own code and transformers compute different factors.
     if bool(rope.get("mscale")) != bool(rope.get("mscale_all_dim")):
         raise ValueError(
             "mscale and mscale_all_dim must be given both or not at all, got "
             f"{rope.get('mscale')!r} and {rope.get('mscale_all_dim')!r}"
         )
-    original = _required(rope, "original_max_position_embeddings")
-    return float(theta), YarnConfig(
-        factor=float(_required(rope, "factor")),
-        original_max_position_embeddings=original,
-        beta_fast=float(rope.get("beta_fast", 32)),
-        beta_slow=float(rope.get("beta_slow", 1)),
-        # Without them the factor 0.1 ln(factor) + 1 goes to cos and sin, none to the scale.
-        mscale=float(rope.get("mscale") or 1.0),
-        mscale_all_dim=float(rope.get("mscale_all_dim") or 0.0),
+    # Without them the factor 0.1 ln(factor) + 1 goes to cos and sin, none to the scale.
+    mscales = rope if rope.get("mscale") else {"mscale": 1.0, "mscale_all_dim": 0.0}
+    return theta, YarnConfig(
+        factor=_number(rope, "factor"),
+        original_max_position_embeddings=_count(rope, "original_max_position_embeddings"),
+        beta_fast=_number({"beta_fast": 32} | rope, "beta_fast"),
+        beta_slow=_number({"beta_slow": 1} | rope, "beta_slow"),
+        mscale=_number(mscales, "mscale"),
+        mscale_all_dim=_number(mscales, "mscale_all_dim"),
     )
 
 
@@ -134,23 +139,28 @@ def _indexer(config: Mapping[str, Any]) -> IndexerConfig:
             f"indexer_rope_interleave must be true or false, got {describe(interleaved)}"
         )
     return IndexerConfig(
-        num_heads=_required(config, "index_n_heads"),
+        num_heads=_count(config, "index_n_heads"),
         full_layers=_full_layers(config),
-        head_dim=_required(config, "index_head_dim"),
-        topk=_required(config, "index_topk"),
+        head_dim=_count(config, "index_head_dim"),
+        topk=_count(config, "index_topk"),
         rope_interleaved=interleaved,
     )
 
 
 def _full_layers(config: Mapping[str, Any]) -> tuple[int, ...]:
     """From `indexer_types`, a pattern such as "FSSF", or freq and offset, in this order."""
-    layers = _required(config, "num_hidden_layers")
+    layers = _count(config, "num_hidden_layers")
     kinds = config.get("indexer_types") or config.get("index_topk_pattern")
     if kinds is None:
-        freq, offset = config.get("index_topk_freq", 1), config.get("index_skip_topk_offset", 2)
-        return full_layers(layers, freq=freq, offset=offset)
+        said = {"index_topk_freq": 1, "index_skip_topk_offset": 2, **config}
+        return full_layers(
+            layers,
+            freq=_count(said, "index_topk_freq"),
+            offset=_count(said, "index_skip_topk_offset"),
+        )
     words = {"F": True, "full": True, "S": False, "shared": False}
-    if len(kinds) != layers or any(kind not in words for kind in kinds):
+    listed = isinstance(kinds, (str, list, tuple)) and len(kinds) == layers
+    if not listed or not all(isinstance(kind, str) and kind in words for kind in kinds):
         raise ValueError(
             f"indexer_types must say full or shared for each of {layers} layers, got {kinds!r}"
         )
@@ -161,3 +171,18 @@ def _required(config: Mapping[str, Any], key: str) -> Any:
     if key not in config:
         raise ValueError(f"{key} is missing from the configuration")
     return config[key]
+
+
+def _count(config: Mapping[str, Any], key: str, *, or_null: bool = False) -> Any:
+    """A whole number; what range it must lie in is checked where it is used."""
+    value = _required(config, key)
+    if (value is None and or_null) or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{key} must be a whole number, got {describe(value)}")
+
+
+def _number(config: Mapping[str, Any], key: str) -> float:
+    value = _required(config, key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{key} must be a number, got {describe(value)}")
+    return float(value)

@@ -75,8 +75,13 @@ class RopeConfig:
     yarn: YarnConfig | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ValueError on an odd dimension (transformers#48648) or a useless base."""
+        """Raise on an odd dimension (transformers#48648), a useless base or a wrong kind."""
         require_count("rope dim", self.dim)
+        # Any text but "" is true, "no" too, and would choose the other pairs.
+        if not isinstance(self.interleaved, bool):
+            raise TypeError(f"interleaved must be a bool, got {describe(self.interleaved)}")
+        if self.yarn is not None and not isinstance(self.yarn, YarnConfig):
+            raise TypeError(f"yarn must be a YarnConfig or None, got {describe(self.yarn)}")
         if self.dim % 2:
             raise ValueError(f"rope dim must be even, since numbers turn in pairs, got {self.dim}")
         if require_scale("theta", self.theta) <= 1:

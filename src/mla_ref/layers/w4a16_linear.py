@@ -90,7 +90,7 @@ class W4A16Linear(QuantisedLinear):
         *,
         layout: str = "modelopt",
     ) -> "W4A16Linear":
-        """The layer from a checkpoint's tensors, which are not copied.
+        """The layer from a checkpoint's tensors, of which only the bias is copied.
 
         Args:
             state_dict: Any number of tensors; those outside `prefix` are not looked at.
@@ -101,7 +101,8 @@ class W4A16Linear(QuantisedLinear):
                 accepted and not used: it belongs to kernels that quantise activations to FP4.
 
         Raises:
-            ValueError: A key is missing or unexpected, or the shapes do not fit each other.
+            ValueError: A key is missing or unexpected, the shapes do not fit each other, or the
+                global scale is not a number that a factor can be.
             TypeError: A tensor is of another dtype.
         """
         weight, global_scale, reader = _LAYOUTS[
@@ -126,7 +127,7 @@ class W4A16Linear(QuantisedLinear):
         require_dtype(prefix + global_scale, factor, torch.float32)
         if factor.numel() != 1:
             raise ValueError(f"{prefix + global_scale} must be one number, got {factor.tolist()}")
-        factor = read_global_scale(factor.reshape(()), reader)
+        factor = read_global_scale(factor.reshape(()), reader, name=prefix + global_scale)
         return cls(NVFP4Tensor(found[weight], scales.view(torch.uint8), factor), found.get("bias"))
 
     def dequantised_weight(self, dtype: torch.dtype = torch.float32) -> Float[Tensor, "out in"]:

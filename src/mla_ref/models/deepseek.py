@@ -22,8 +22,10 @@ from mla_ref.layers import MLAConfig, index_source, rms_norm
 from mla_ref.layers.hf_config import mla_config_from_hf
 from mla_ref.models.feed_forward import GatedFeedForward, MixtureOfExperts, MoEConfig
 from mla_ref.models.indexer_layer import IndexerLayer
+from mla_ref.models.language_model import require_ids
 from mla_ref.models.mla_layer import MLALayer
 from mla_ref.models.sparse import Attend, SparseCache, attend_sparse
+from mla_ref.models.state_dict import module_tensors
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ class DeepSeekModel:
                 layer, which is the MTP module's, is not looked at.
 
         Raises:
-            ValueError: The configuration is not of a sparse model, or a tensor of the attention is
-                missing, unexpected or of another shape.
-            KeyError: Another tensor is missing.
+            ValueError: The configuration is not of a sparse model, or a tensor is missing,
+                unexpected or of another shape.
+            TypeError: A tensor is not of 16, 32 or 64 bits.
         """
         mla = mla_config_from_hf(config)
         if mla.indexer is None:
@@ -85,12 +87,14 @@ class DeepSeekModel:
         layers = tuple(
             _decoder_layer(config, mla, state_dict, number) for number in range(mla.num_layers)
         )
+        hidden = mla.hidden_size
+        embedding = _weight(state_dict, "model.embed_tokens.", "vocab", hidden)
         return cls(
             config=mla,
-            embedding=state_dict["model.embed_tokens.weight"],
+            embedding=embedding,
             layers=layers,
-            norm=state_dict["model.norm.weight"],
-            head=state_dict["lm_head.weight"],
+            norm=_weight(state_dict, "model.norm.", hidden),
+            head=_weight(state_dict, "lm_head.", embedding.shape[0], hidden),
         )
 
     @property
@@ -101,11 +105,24 @@ class DeepSeekModel:
     def new_caches(
         self, num_pages: int, page_size: int, dtype: torch.dtype | None = None
     ) -> list[SparseCache]:
-        """An empty cache for each layer; uint8 for FP8 rows and keys, default: as the weights."""
+        """An empty cache for each layer, where the weights are.
+
+        Args:
+            num_pages: Pages.
+            page_size: Tokens a page.
+            dtype: uint8 for FP8 rows and keys; default: as the weights.
+        """
         require_count("num_pages", num_pages)
         require_count("page_size", page_size, at_least=1)
         return [
-            SparseCache.new(self.config, layer, num_pages, page_size, dtype or self.dtype)
+            SparseCache.new(
+                self.config,
+                layer,
+                num_pages,
+                page_size,
+                dtype or self.dtype,
+                self.embedding.device,
+            )
             for layer in range(self.config.num_layers)
         ]
 
@@ -138,7 +155,8 @@ class DeepSeekModel:
         """Run the new tokens of a step; their rows and index keys are written into the caches.
 
         Args:
-            token_ids: The new tokens, one request after the other, as the step describes.
+            token_ids: The new tokens, one request after the other, as the step describes. Ids
+                that lie on a device are not looked at (see `can_look`).
             step: The batch.
             caches: From `new_caches`.
             attend: `decode` or `extend` of a plan from `plan`, or attention along a route.
@@ -150,9 +168,7 @@ class DeepSeekModel:
         """
         require_integer("token_ids", token_ids, "num_tokens")
         require_size("token_ids", token_ids, 0, step.positions.shape[0], "the tokens of the step")
-        vocab = self.embedding.shape[0]
-        if token_ids.numel() and (token_ids.min() < 0 or token_ids.max() >= vocab):
-            raise ValueError(f"token_ids must lie in 0 .. {vocab - 1}, got {token_ids.tolist()}")
+        require_ids("token_ids", token_ids, self.embedding.shape[0])
         if len(caches) != len(self.layers):
             raise ValueError(
                 f"caches must be one a layer, {len(self.layers)}, got {len(caches)} of them"
@@ -212,6 +228,11 @@ def _decoder_layer(
         attention,
         indexer,
         feed_forward,
-        state_dict[f"{name}input_layernorm.weight"],
-        state_dict[f"{name}post_attention_layernorm.weight"],
+        _weight(state_dict, f"{name}input_layernorm.", mla.hidden_size),
+        _weight(state_dict, f"{name}post_attention_layernorm.", mla.hidden_size),
     )
+
+
+def _weight(state_dict: Mapping[str, Tensor], prefix: str, *shape: int | str) -> Tensor:
+    """The one tensor of a module that has no other."""
+    return module_tensors(state_dict, {"weight": shape}, prefix=prefix)["weight"]

@@ -11,8 +11,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from mla_ref.checks import require_count
+from mla_ref.checks import describe, require_count
+from mla_ref.models.state_dict import module_tensors
 from mla_ref.numerics import compute_dtype
+
+_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,17 @@ class GatedFeedForward:
 
     @classmethod
     def from_state_dict(cls, state_dict: Mapping[str, Tensor], prefix: str) -> "GatedFeedForward":
-        """The three weights under `prefix`."""
-        names = ("gate_proj", "up_proj", "down_proj")
-        return cls(*(state_dict[f"{prefix}{name}.weight"] for name in names))
+        """The three weights under `prefix`.
+
+        Raises:
+            ValueError: One is missing, or they do not fit each other; or there is another tensor.
+            TypeError: One is not of 16, 32 or 64 bits.
+        """
+        return cls._of(module_tensors(state_dict, _gated(""), prefix=prefix), "")
+
+    @classmethod
+    def _of(cls, found: Mapping[str, Tensor], name: str) -> "GatedFeedForward":
+        return cls(*(found[f"{name}{part}.weight"] for part in _NAMES))
 
     def __call__(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:
         """Apply to each row."""
@@ -99,24 +110,38 @@ class MixtureOfExperts:
     def from_state_dict(
         cls, config: MoEConfig, state_dict: Mapping[str, Tensor], prefix: str
     ) -> "MixtureOfExperts":
-        """Experts one by one, as checkpoints store them, or fused, as transformers holds them."""
-        fused = state_dict.get(f"{prefix}experts.gate_up_proj")
-        if fused is None:
-            names = (f"{prefix}experts.{expert}." for expert in range(config.num_experts))
-            experts = tuple(GatedFeedForward.from_state_dict(state_dict, name) for name in names)
-        else:
-            down = state_dict[f"{prefix}experts.down_proj"]
-            experts = tuple(
-                GatedFeedForward(gate=gate, up=up, down=out)
-                for (gate, up), out in zip(fused.unflatten(1, (2, -1)), down, strict=True)
-            )
-        return cls(
-            config,
-            state_dict[f"{prefix}gate.weight"],
-            state_dict[f"{prefix}gate.e_score_correction_bias"],
-            experts,
-            GatedFeedForward.from_state_dict(state_dict, f"{prefix}shared_experts."),
+        """Experts one by one, as checkpoints store them, or fused, as transformers holds them.
+
+        Raises:
+            ValueError: A tensor is missing, unexpected or of another shape, or there are more or
+                fewer experts than `config` says.
+            TypeError: A tensor is not of 16, 32 or 64 bits.
+        """
+        _require_experts(config.num_experts, state_dict, prefix)
+        fused = f"{prefix}experts.gate_up_proj" in state_dict
+        names = [f"experts.{expert}." for expert in range(0 if fused else config.num_experts)]
+        wanted = _gated("shared_experts.", inner="shared_inner")
+        for name in names:
+            wanted |= _gated(name)
+        if fused:
+            wanted["experts.gate_up_proj"] = (config.num_experts, "two_inner", "hidden")
+            wanted["experts.down_proj"] = (config.num_experts, "hidden", "inner")
+        found = module_tensors(state_dict, wanted, prefix=prefix, skip=("gate.",))
+        experts = tuple(GatedFeedForward._of(found, name) for name in names)
+        if fused:
+            experts = _unfused(found["experts.gate_up_proj"], found["experts.down_proj"], prefix)
+        shared = GatedFeedForward._of(found, "shared_experts.")
+        # Checkpoints in bfloat16 have the bias in float32.
+        router = module_tensors(
+            state_dict,
+            {
+                "weight": (config.num_experts, shared.gate.shape[1]),
+                "e_score_correction_bias": (config.num_experts,),
+            },
+            prefix=f"{prefix}gate.",
+            one_dtype=False,
         )
+        return cls(config, router["weight"], router["e_score_correction_bias"], experts, shared)
 
     def route(
         self, x: Float[Tensor, "s hidden"]
@@ -148,3 +173,40 @@ class MixtureOfExperts:
             routed = expert(x[tokens]) * weights[tokens, place, None]
             out = out.index_add(0, tokens, routed.to(out.dtype))
         return out
+
+
+def _gated(name: str, inner: str = "inner") -> dict[str, tuple[int | str, ...]]:
+    """Names and shapes of a gated network's weights."""
+    shapes = ((inner, "hidden"), (inner, "hidden"), ("hidden", inner))
+    return {f"{name}{part}.weight": shape for part, shape in zip(_NAMES, shapes, strict=True)}
+
+
+def _require_experts(num_experts: int, state_dict: Mapping[str, Tensor], prefix: str) -> None:
+    """Raise a ValueError unless what has a row an expert has as many as the configuration says.
+
+    An expert that is not there would be left out of the sum, and the logits subtly worse.
+    """
+    names = ("gate.weight", "gate.e_score_correction_bias")
+    for name in (*names, "experts.gate_up_proj", "experts.down_proj"):
+        tensor = state_dict.get(f"{prefix}{name}")
+        if tensor is not None and tensor.shape[:1] != (num_experts,):
+            raise ValueError(
+                f"{prefix}{name} must have one row for each of num_experts = {num_experts}, got "
+                f"{describe(tensor)}"
+            )
+
+
+def _unfused(
+    gate_up: Float[Tensor, "experts two_inner hidden"],
+    down: Float[Tensor, "experts hidden inner"],
+    prefix: str,
+) -> tuple[GatedFeedForward, ...]:
+    if gate_up.shape[1] != 2 * down.shape[2]:
+        raise ValueError(
+            f"{prefix}experts.gate_up_proj must have size {2 * down.shape[2]} in dimension 1 "
+            f"(twice the inner size of {prefix}experts.down_proj), got {describe(gate_up)}"
+        )
+    return tuple(
+        GatedFeedForward(gate=gate, up=up, down=out)
+        for (gate, up), out in zip(gate_up.unflatten(1, (2, -1)), down, strict=True)
+    )

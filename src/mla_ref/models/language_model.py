@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from mla_ref.batching import Route, ServingLimits, Step
+from mla_ref.checks import can_look
 from mla_ref.models.smollm2_weights import SmolLM2Config
 
 
@@ -21,6 +22,10 @@ class LanguageModel(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the weights lie, and so caches and steps."""
+
+    @property
+    def captures(self) -> bool:
+        """Whether `forward` can be captured in a graph: it reads lengths on the device alone."""
 
     def new_cache(
         self,
@@ -66,3 +71,15 @@ class LanguageModel(Protocol):
 
     def logits(self, hidden: Float[Tensor, "s hidden"]) -> Float[Tensor, "s vocab"]:
         """Scores of the next token for each row."""
+
+
+def require_ids(name: str, ids: Int[Tensor, "*s"], vocab: int) -> None:
+    """Raise a ValueError if a token id is not in the vocabulary.
+
+    Ids that lie on a device are not looked at (see `can_look`): whoever brings them there does.
+    """
+    # A negative id would read the embedding from its end.
+    if can_look(ids) and ids.numel() and not 0 <= ids.min() <= ids.max() < vocab:
+        raise ValueError(
+            f"{name} must lie in 0 .. {vocab - 1}, got {int(ids.min())} .. {int(ids.max())}"
+        )

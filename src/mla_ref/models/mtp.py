@@ -30,6 +30,7 @@ from torch import Tensor
 from mla_ref.batching import Step
 from mla_ref.checks import describe, require_integer, require_size
 from mla_ref.layers import project, rms_norm
+from mla_ref.models.language_model import require_ids
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_weights import LayerWeights, SmolLM2Config, layer_shapes
 
@@ -101,7 +102,12 @@ class MTPWeights:
                     f"{path or package}: {name} must be of shape {list(shape)}, got "
                     f"{describe(named.get(name))}"
                 )
-        require_integer("draft_tokens", named.get("draft_tokens"), "draft_vocab")
+        tokens = named.get("draft_tokens")
+        if tokens is None or tokens.ndim != 1 or tokens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"{path or package}: draft_tokens must be int32 or int64 numbers of shape "
+                f"[draft_vocab], got {describe(tokens)}"
+            )
         return cls.from_named(named).to(dtype=dtype)
 
     @classmethod
@@ -163,12 +169,9 @@ class MTPModule:
         tokens = require_integer("draft_tokens", weights.draft_tokens, "draft_vocab")
         if not tokens.numel():
             raise ValueError("draft_tokens must hold a token at least, got none")
-        meta = tokens.device.type == "meta"  # numbers that are nowhere
-        if not meta and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
-            raise ValueError(
-                f"draft_tokens must lie in 0 .. {vocab - 1}, got {int(tokens.min())} .. "
-                f"{int(tokens.max())}"
-            )
+        # Looked at wherever they lie, once and before any step; on "meta" they are nowhere.
+        if tokens.device.type != "meta":
+            require_ids("draft_tokens", tokens.cpu(), vocab)
         self.model, self.weights = model, weights
         self._layer = model.new_layer(weights.layer)
         self.head = model.weights.embedding[tokens.long()]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from mla_ref.batching import Route, ServingLimits, Step
 from mla_ref.checks import (
-    can_look,
     describe,
     require_choice,
     require_count,
@@ -25,9 +24,10 @@ from mla_ref.checks import (
 from mla_ref.layers import project, rms_norm, rope_table
 from mla_ref.models.gguf_file import GGUFFile, default_gguf
 from mla_ref.models.gqa_as_mla import PackedMLA, Packing, SplitMLA
+from mla_ref.models.language_model import require_ids
 from mla_ref.models.projections import FORMS
 from mla_ref.models.smollm2_attention import GQAProjections
-from mla_ref.models.smollm2_layer import ATTENTIONS, SmolLM2Layer
+from mla_ref.models.smollm2_layer import ATTENTIONS, SmolLM2Layer, reads_no_lengths
 from mla_ref.models.smollm2_weights import LayerWeights, SmolLM2Config, SmolLM2Weights
 
 # Pages of the cache that `attention_inputs` makes and throws away.
@@ -134,6 +134,11 @@ class SmolLM2:
         """Where the weights lie, and so caches and steps."""
         return self.weights.embedding.device
 
+    @property
+    def captures(self) -> bool:
+        """Whether `forward` can be captured in a graph."""
+        return reads_no_lengths(self.attention, self.form)
+
     def new_layer(self, weights: LayerWeights) -> SmolLM2Layer:
         """A decoder layer of this model's dimensions that attends in this model's way."""
         return self.layer_type(
@@ -228,14 +233,7 @@ class SmolLM2:
         """
         require_integer(name, token_ids, "num_tokens")
         require_size(name, token_ids, 0, step.positions.shape[0], "the tokens of the step")
-        last = self.config.vocab_size - 1
-        # A negative id would read the embedding from its end.
-        looks = can_look(token_ids) and token_ids.numel()
-        if looks and not 0 <= token_ids.min() <= token_ids.max() <= last:
-            raise ValueError(
-                f"{name} must lie in 0 .. {last}, got {int(token_ids.min())} .. "
-                f"{int(token_ids.max())}"
-            )
+        require_ids(name, token_ids, self.config.vocab_size)
         return self.weights.embedding[token_ids]
 
     def last_norm(self, x: Float[Tensor, "s hidden"]) -> Float[Tensor, "s hidden"]:

@@ -20,6 +20,14 @@ from mla_ref.models.smollm2_weights import LayerWeights, SmolLM2Config
 ATTENTIONS = ("gqa", "split", "packed")
 
 
+def reads_no_lengths(attention: str, form: str | None) -> bool:
+    """Whether attention leaves lengths on the device, so that a step can be captured in a graph.
+
+    "gqa" and the form "expanded" go from page to page on the host.
+    """
+    return attention != "gqa" and form != "expanded"
+
+
 class SmolLM2Layer:
     """A layer's weights, and how its attention is computed.
 

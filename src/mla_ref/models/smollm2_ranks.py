@@ -115,6 +115,11 @@ class DCPSmolLM2:
         return self.sparse.dense.device
 
     @property
+    def captures(self) -> bool:
+        """No graph: index keys are read request by request, by lengths of the host."""
+        return False
+
+    @property
     def _place(self) -> Mapping[str, int]:
         return {"rank": self.rank, "world": self.world}
 

@@ -4,11 +4,11 @@
     q, k, v and output      online MXFP8: weights and activations of the product
     the rest                embedding, head, norms, indexers and the MTP module stay as they are
 
-The numbers are those of `W4A16Linear` and `OnlineMXFP8Linear`. A weight is dequantised once, which
-is exact, and held in the dtype of the model in place of its bytes: nothing is saved here, and
-nothing is gained in speed. The activations of an MXFP8 product pass through the format in every
-forward pass, token by token. "A16" activations are float32 here where a server has bfloat16, and
-every product is summed in float32.
+The numbers are those of `W4A16Linear` and `OnlineMXFP8Linear`. A weight is dequantised to float32
+once, from MXFP8 exactly and from NVFP4 with one rounding, and held in the dtype of the model in
+place of its bytes: nothing is saved here, and nothing is gained in speed. The activations of an
+MXFP8 product pass through the format in every forward pass, token by token. "A16" activations are
+float32 here where a server has bfloat16, and every product is summed in float32.
 """
 
 from dataclasses import dataclass, replace

@@ -157,6 +157,11 @@ class SparseSmolLM2:
         """Where the weights lie, and so caches and steps."""
         return self.dense.device
 
+    @property
+    def captures(self) -> bool:
+        """Whether `forward` can be captured in a graph: the lists have a fixed shape."""
+        return True
+
     def new_cache(
         self,
         num_pages: int,

@@ -39,25 +39,38 @@ def from_e4m3(data: UInt8[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def power_of_two_at_least(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """2^ceil(log2 x) for x > 0, taken from the exponent.
+    """2^ceil(log2 x) for x > 0, taken from the exponent; infinity and NaN stay what they are.
 
     log2 in floating point rounds numbers just above a power of two down to it.
     """
     mantissa, exponent = torch.frexp(x)
     # frexp gives x = mantissa * 2^exponent with the mantissa in [0.5, 1).
-    return torch.ldexp(torch.ones_like(x), torch.where(mantissa == 0.5, exponent - 1, exponent))
+    power = torch.ldexp(torch.ones_like(x), torch.where(mantissa == 0.5, exponent - 1, exponent))
+    return _where_finite(x, power)
 
 
 def power_of_two_at_most(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """2^floor(log2 x) for x > 0: what is left when only the exponent of a scale is read."""
-    return torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 1)
+    """2^floor(log2 x) for x > 0: what is left when only the exponent of a scale is read.
+
+    Infinity and NaN stay what they are.
+    """
+    return _where_finite(x, torch.ldexp(torch.ones_like(x), torch.frexp(x).exponent - 1))
+
+
+def _where_finite(x: Tensor, power: Tensor) -> Tensor:
+    """`power`, and x itself where that is not finite: frexp gives infinity and NaN the exponent 0.
+
+    A scale of 1 for a group that holds infinity would cut its other numbers at 448 unseen.
+    """
+    return torch.where(x.isfinite(), power, x)
 
 
 def group_scale(amax: Float[Tensor, "*groups"], rule: str = "fp32") -> Float[Tensor, "*groups"]:
     """The float32 scale to store for a group whose largest magnitude is `amax`.
 
     Args:
-        amax: Largest magnitude of each group. NaN gives a NaN scale: nothing is hidden.
+        amax: Largest magnitude of each group. NaN gives a NaN scale and infinity an infinite one,
+            under which the group reads as NaN: nothing is hidden.
         rule: One of
             "fp32": amax / 448, at least the smallest normal float32 (vLLM's cache writer, GLM);
             "fp32-one": amax / 448, and 1 for a group of zeros (b12x);
@@ -90,7 +103,7 @@ def read_scale(
         stored: The float32 scales in the cache.
         reader: "stored" uses them as they are; "truncated" keeps the exponent alone, as kernels do
             that hand the scale to the hardware as E8M0 (FlashMLA on SM100). That halves a value at
-            worst where a writer stored an arbitrary scale (vllm#49435).
+            worst where a writer stored an arbitrary scale (vllm#49435). Infinity and NaN stay.
     """
     require_choice("reader", reader, SCALE_READERS)
     _require_floats("stored", stored)

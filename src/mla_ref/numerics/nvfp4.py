@@ -46,7 +46,9 @@ class NVFP4Tensor(NamedTuple):
         return self.data.numel() + self.scales.numel() + 4
 
 
-def read_global_scale(stored: Float[Tensor, ""], reader: str = "factor") -> Float[Tensor, ""]:
+def read_global_scale(
+    stored: Float[Tensor, ""], reader: str = "factor", *, name: str = "stored"
+) -> Float[Tensor, ""]:
     """The factor of a tensor, from what a checkpoint stores.
 
     Args:
@@ -54,9 +56,21 @@ def read_global_scale(stored: Float[Tensor, ""], reader: str = "factor") -> Floa
         reader: "factor" takes it as it is (ModelOpt's weight_scale_2), "reciprocal" takes one over
             it (compressed-tensors' weight_global_scale). Taking one for the other is no small
             error: weights of magnitude 1 have a factor near 1/2688.
+        name: What an error calls the number.
+
+    Raises:
+        ValueError: The number is negative, NaN or infinite, or one over it is where that is the
+            factor. A factor of 0 is that of a tensor of zeros.
     """
     require_choice("reader", reader, GLOBAL_SCALE_READERS)
-    return stored if reader == "factor" else stored.reciprocal()
+    factor = stored if reader == "factor" else stored.reciprocal()
+    # On "meta" the number is nowhere.
+    if stored.device.type != "meta" and not (
+        stored >= 0 and stored.isfinite() and factor.isfinite()
+    ):
+        wanted = "at least 0" if reader == "factor" else "greater than 0, and one over it finite"
+        raise ValueError(f"{name} must be finite and {wanted}, got {stored.item()}")
+    return factor
 
 
 def nvfp4_global_scale(x: Float[Tensor, "*rows n"]) -> Float[Tensor, ""]:
@@ -91,13 +105,20 @@ def quantise_nvfp4(
             2688 times the factor saturates.
 
     Raises:
-        ValueError: n is no multiple of 16, or the given factor is not positive and finite.
+        ValueError: n is no multiple of 16, or the given factor is not positive, or 6 times it is
+            not finite in float32.
     """
     groups = split_groups(x, NVFP4_GROUP)
     if global_scale is None:
         factor = nvfp4_global_scale(groups)
     else:
-        factor = groups.new_tensor(require_scale("global_scale", global_scale))
+        given = torch.tensor(require_scale("global_scale", global_scale), dtype=torch.float32)
+        if not (E2M1_MAX * given).isfinite():  # every group's scale would be amax / inf, 0
+            raise ValueError(
+                f"global_scale must be so small that {E2M1_MAX:g} times it is finite in float32, "
+                f"got {global_scale!r}"
+            )
+        factor = given.to(groups.device)
     amax = groups.abs().amax(dim=-1)
     scales = to_e4m3(amax / (E2M1_MAX * factor))
     step = (from_e4m3(scales) * factor)[..., None]

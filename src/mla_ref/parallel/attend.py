@@ -20,11 +20,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.backends import KINDS, Plan
+from mla_ref.cache.ownership import require_owner
 from mla_ref.checks import describe, require_choice, require_float, require_integer, require_size
 from mla_ref.indexer import own_positions, positions_to_slots
 from mla_ref.numerics import AttentionResult, apply_sink, lse_dtype, merge_many
 from mla_ref.parallel.exchange import exchange_heads, gather_over_ranks, require_group
-from mla_ref.parallel.ownership import require_share
 from mla_ref.parallel.slots import require_page_holds_chunks
 
 HEADS = ("all", "own")
@@ -72,7 +72,7 @@ def attend_to_share(
         A partial result in float32 (float64 for float64), without the sink; (0, -inf) for a row of
         which the rank holds no key.
     """
-    require_share(rank, world, interleave)
+    require_owner(rank, world, interleave)
     require_choice("route", route, KINDS)
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must have nbytes, decode, extend, got {describe(plan)}")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
 
-from mla_ref.parallel.ownership import require_share
+from mla_ref.cache.ownership import require_owner
 
 
 def gather_over_ranks(
@@ -52,7 +52,7 @@ def require_group(
         world: Number of ranks in the group.
         interleave: Checked with the other two.
     """
-    require_share(rank, world, interleave)
+    require_owner(rank, world, interleave)
     if world == 1:
         return
     if not (dist.is_available() and dist.is_initialized()):

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from mla_ref.backends import KINDS, AttnSpec, Backend, TorchBackend
+from mla_ref.cache.ownership import require_owner
 from mla_ref.checks import (
     require_choice,
     require_count,
@@ -21,7 +22,6 @@ from mla_ref.checks import (
 )
 from mla_ref.numerics import AttentionResult
 from mla_ref.parallel.attend import attend_to_share, merge_shares
-from mla_ref.parallel.ownership import require_share
 from mla_ref.parallel.plan import plan_for_ranks
 from mla_ref.parallel.slots import require_rows, share_of_rows
 
@@ -103,7 +103,7 @@ def simulate_shares(
     """The partial result of each rank, before anything is merged. Arguments as `simulate_ranks`."""
     require_float("q", q, "rows h d_row")
     require_integer("positions", positions, "rows k")
-    require_share(0, world, interleave)
+    require_owner(0, world, interleave)
     require_choice("route", route, KINDS)
     request_of_row = _requests(q, kv_rows, request_of_row)
     require_same_device(

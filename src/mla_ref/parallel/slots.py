@@ -14,15 +14,10 @@ from torch import Tensor
 
 from mla_ref.batching import Step
 from mla_ref.cache import pages_needed, write_rows
+from mla_ref.cache.ownership import local_positions, owner_of, require_owner
 from mla_ref.checks import describe, require_count, require_integer, require_tensor
 from mla_ref.indexer import positions_to_slots
-from mla_ref.parallel.ownership import (
-    global_positions,
-    local_lens,
-    local_positions,
-    owner_of,
-    require_share,
-)
+from mla_ref.parallel.ownership import global_positions, local_lens
 
 
 def slots_on_rank(
@@ -51,7 +46,7 @@ def slots_on_rank(
         dtype of the block table.
     """
     require_integer("positions", positions, "rows k")
-    require_share(rank, world, interleave)
+    require_owner(rank, world, interleave)
     require_page_holds_chunks(page_size, interleave)
     owned = owner_of(positions, world=world, interleave=interleave) == rank
     local = local_positions(positions, world=world, interleave=interleave)
@@ -116,7 +111,7 @@ def share_of_rows(
 
     The table is the same on all ranks. Slots that the rank does not use hold NaN.
     """
-    require_share(rank, world, interleave)
+    require_owner(rank, world, interleave)
     require_page_holds_chunks(page_size, interleave)
     first = require_rows(kv_rows)
     device, packed = first.device, first.dtype == torch.uint8

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mla_ref.cache.ownership import require_owner
 from mla_ref.checks import require_count, require_float, require_integer, require_size
 from mla_ref.indexer import select_topk
 from mla_ref.parallel.exchange import gather_over_ranks, require_group
-from mla_ref.parallel.ownership import global_positions, local_lens, require_share
+from mla_ref.parallel.ownership import global_positions, local_lens
 
 
 class Candidates(NamedTuple):
@@ -72,7 +73,8 @@ def merge_candidates(candidates: Candidates, k: int) -> Int[Tensor, "rows k"]:
 
     Returns:
         int32 positions in the whole request, the list of `select_topk` over all keys; -1 where a
-        row has fewer than k. A proposal of NaN or -inf is never selected.
+        row has fewer than k. A proposal of NaN or -inf is never selected, nor one whose position
+        does not fit int32.
     """
     require_count("k", k)
     scores = require_float("candidates.scores", candidates.scores, "world rows k")
@@ -80,7 +82,9 @@ def merge_candidates(candidates: Candidates, k: int) -> Int[Tensor, "rows k"]:
     for dim, size in enumerate(scores.shape):
         require_size("candidates.positions", positions, dim, size, "as candidates.scores")
     scores, positions = (x.movedim(0, 1).flatten(1) for x in (scores, positions))
-    scores = scores.masked_fill(scores.isnan() | (positions < 0), -torch.inf)
+    # A position beyond int32 would come round as another one.
+    none = (positions < 0) | (positions > torch.iinfo(torch.int32).max)
+    scores = scores.masked_fill(scores.isnan() | none, -torch.inf)
     positions = positions.to(torch.int32).masked_fill(scores == -torch.inf, -1)
     # By position, then by score; the second sort is stable, so equal scores keep the first order.
     by_position = torch.sort(positions, dim=1, stable=True)
@@ -141,7 +145,7 @@ def simulate_topk(
         interleave: Neighbouring positions that stay together.
     """
     require_float("scores", scores, "rows s_kv")
-    require_share(0, world, interleave)
+    require_owner(0, world, interleave)
     whole = torch.tensor([scores.shape[1]], device=scores.device)
     found = []
     for rank in range(world):

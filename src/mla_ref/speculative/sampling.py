@@ -28,7 +28,7 @@ class SamplingParams:
         top_k: Only the k highest logits may be drawn. None: all.
         top_p: Only the fewest tokens may be drawn that together have this mass. 1: all.
         seed: Of the request's noise, a signed int of 64 bits. Requests of one seed and one position
-            draw alike, so an engine gives each its own.
+            draw alike, so give each its own, as `request_seed` does.
     """
 
     temperature: float = 0.0

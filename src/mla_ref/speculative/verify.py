@@ -47,7 +47,8 @@ def verify(
 
     What a request gets depends on its own logits, drafts, seed and positions: not on its
     neighbours, nor on its place in the batch. If all are greedy, no noise is made; the result is
-    that of the rejection rule. The host waits for the device once, for all that it has to know.
+    that of the rejection rule, and the host waits for the device once, for all that it has to know.
+    If somebody samples, it also waits with each list that it sends: noise, drafts, parameters.
 
     Args:
         logits: Rows of the requests one after the other, 1 + len(draft_ids[r]) for request r: row i

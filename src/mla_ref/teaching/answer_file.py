@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mla_ref
-from mla_ref.checks import require_scale
+from mla_ref.checks import require_scale, require_utf8
 from mla_ref.teaching.exercises import Exercise
 from mla_ref.teaching.exercises.exercise import Function
 
@@ -88,14 +89,19 @@ def load_answer(path: Path, exercise: Exercise) -> Function:
         AnswerError: The file cannot be read or run, or has no such function.
     """
     try:
-        source = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        source = require_utf8("it", path.read_bytes())
+    except (OSError, ValueError) as error:
         raise AnswerError(f"{path.name} cannot be read: {error}") from error
     if path.suffix == ".ipynb":
         source = _definitions(path.name, source)
         linecache.cache[str(path)] = (len(source), None, source.splitlines(True), str(path))
     sys.path.insert(0, str(path.parent))  # as if it were run: it may import what lies beside it
-    names: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
+    # Dataclasses look up the module of their class in sys.modules. Not under the file's own name,
+    # which may be that of a library.
+    module = types.ModuleType(f"answer_{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module
+    names = vars(module)
     try:
         exec(compile(source, str(path), "exec"), names)
     except Exception as error:
@@ -104,7 +110,7 @@ def load_answer(path: Path, exercise: Exercise) -> Function:
         ) from error
     answer = names.get(exercise.name)
     if not callable(answer):
-        own = [n for n, x in names.items() if getattr(x, "__module__", None) == path.stem]
+        own = [n for n, x in names.items() if getattr(x, "__module__", None) == module.__name__]
         there = f"; it has {', '.join(own)}" if own else ""
         raise AnswerError(
             f"{path.name} has no function {exercise.name}{there}. Expected:\n\n{exercise.signature}"
@@ -120,14 +126,19 @@ def _definitions(name: str, notebook: str) -> str:
         sources = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
     except (ValueError, KeyError, TypeError) as error:
         raise AnswerError(f"{name} is no notebook: {error}") from error
-    kept = []
+    # A notebook's cell may begin with an import from __future__, a file only its first line.
+    first: list[str] = []
+    kept: list[str] = []
     for source in sources:
         try:
             body = ast.parse(source).body
         except SyntaxError:
             continue  # a magic command, or a cell left half written: its function will be missed
-        kept += [ast.unparse(node) for node in body if isinstance(node, _KEPT)]
-    return "\n\n".join(kept) + "\n"
+        for node in body:
+            if isinstance(node, _KEPT):
+                future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+                (first if future else kept).append(ast.unparse(node))
+    return "\n\n".join(first + kept) + "\n"
 
 
 def _place(error: Exception, path: Path) -> str:

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-import torch
-
 from mla_ref.backends import PARTS, Backend, backend_names, find_backend
 from mla_ref.checks import describe, require_choice, require_count
 
@@ -183,8 +181,3 @@ def missing_parameters(function: Callable[..., Any], needed: tuple[str, ...]) ->
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return ()
     return tuple(name for name in needed if name not in parameters)
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """bfloat16 for torch.bfloat16."""
-    return str(dtype).removeprefix("torch.")

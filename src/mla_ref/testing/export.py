@@ -18,7 +18,7 @@ from torch import Tensor
 from mla_ref.testing.case import Case
 
 SCRIPT = '''\
-"""{name}: {about}."""
+"""{name}: {about}"""
 from mla_ref.testing import find_case, load_target
 
 case = find_case("{name}")
@@ -33,9 +33,8 @@ print("{name} passes")
 
 def script(case: Case, target: str, device: str = "cpu") -> str:
     """A short program that builds the case and runs the target on it, to put a debugger on."""
-    return SCRIPT.format(
-        name=case, about=case.about.rstrip("."), target=target, kind=case.kind, device=device
-    )
+    about = case.about if case.about.endswith((".", "?")) else f"{case.about}."
+    return SCRIPT.format(name=case, about=about, target=target, kind=case.kind, device=device)
 
 
 def export(case: Case, folder: Path) -> Path:

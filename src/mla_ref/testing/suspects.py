@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from mla_ref.numerics import AttentionResult
 from mla_ref.numerics.precision import ulp
 from mla_ref.testing.known_faults import FAULTS
+from mla_ref.testing.tolerance import finite_part
 from mla_ref.testing.verdict import judge
 
 
@@ -32,7 +32,7 @@ def looks_like(
         except (ValueError, IndexError, RuntimeError):  # the fault has no meaning in this case
             continue
         # The limits are those of the right numbers; a wrong one may be larger, and rounded.
-        rounding = ulp(_finite(guess.out).abs().amax(dim=-1), result.out.dtype)
+        rounding = ulp(finite_part(guess.out).abs().amax(dim=-1), result.out.dtype)
         loose = AttentionResult(near.out + 2 * rounding, near.lse + 1e-3)
         same = not any(_differ(part, result, guess, loose) for part in result._fields)
         if same and any(_differ(part, guess, expected, near) for part in result._fields):
@@ -45,10 +45,6 @@ def looks_like(
 
 def _differ(part: str, a: AttentionResult, b: AttentionResult, limits: AttentionResult) -> bool:
     return judge(part, *(getattr(x, part) for x in (a, b, limits))) is not None
-
-
-def _finite(x: Tensor) -> Tensor:
-    return torch.where(x.isfinite(), x, 0.0)
 
 
 def _of_the_lse(

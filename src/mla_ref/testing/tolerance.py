@@ -82,13 +82,13 @@ def attention_limits(
     low = twin(arguments, rows, maths, expected.out.shape[-1])
     noise, spread = _score_noise(arguments, rows, plain)
     out = (
-        2 * _finite(low.out.to(out_dtype).double() - expected.out).abs().amax(dim=-1)
-        + ulp(_finite(expected.out).abs().amax(dim=-1), out_dtype)
+        2 * finite_part(low.out.to(out_dtype).double() - expected.out).abs().amax(dim=-1)
+        + ulp(finite_part(expected.out).abs().amax(dim=-1), out_dtype)
         + 2 * noise * spread
     )
     lse = (
-        2 * _finite(low.lse.double() - expected.lse).abs()
-        + ulp(_finite(expected.lse), torch.float32)
+        2 * finite_part(low.lse.double() - expected.lse).abs()
+        + ulp(finite_part(expected.lse), torch.float32)
         + noise
     )
     return AttentionResult(out, lse)
@@ -112,6 +112,6 @@ def _score_noise(
     return noise, spread
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite_part(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Zeros in place of NaN and infinity; where they stand is compared by itself."""
     return torch.where(x.isfinite(), x, 0.0)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mla_ref.checks import require_count
 from mla_ref.indexer import index_scores
 from mla_ref.layers import MLAConfig, index_source
 from mla_ref.models.indexer_layer import IndexerLayer
@@ -84,7 +85,14 @@ def train_indexers(
         learning_rate: Highest of a schedule that warms up and falls as a cosine to a twentieth.
         seed: Of the weights at the start.
         on_step: Called with the step and each layer's loss.
+
+    Raises:
+        ValueError: No batch or no window is asked for, or windows of one token, where a row has no
+            choice to learn.
     """
+    require_count("steps", steps, at_least=1)
+    require_count("windows", windows, at_least=1)
+    require_count("length", length, at_least=2)
     device = model.weights.embedding.device
     full = config.indexer.full_layers if config.indexer else ()
     indexers = {

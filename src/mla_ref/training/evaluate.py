@@ -59,7 +59,9 @@ def evaluate(
         settings = {"length": length, "score_from": score_from, "torch": torch.__version__}
         if weights:
             settings["weights_sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-        out.write_text(json.dumps({**settings, "rows": rows}, indent=1) + "\n")
+        # JSON has no NaN: a file with one is refused by other readers, so none is written.
+        text_of = json.dumps({**settings, "rows": rows}, indent=1, allow_nan=False)
+        out.write_text(text_of + "\n")
 
 
 def _texts(named: list[str] | None, tokenizer: Tokenizer) -> dict[str, torch.Tensor]:

@@ -44,7 +44,7 @@ def frequent_tokens(texts: list[Int[Tensor, "*n"]], number: int, vocab: int) -> 
     share = torch.zeros(vocab, dtype=torch.float64)
     for text in texts:
         counts = torch.bincount(text.flatten().long(), minlength=vocab)
-        share += counts / counts.sum()
+        share += counts / counts.sum().clamp(min=1)  # a text without a token has no say
     found = share.sort(descending=True, stable=True).indices[:number]
     return found.sort().values.to(torch.int32)
 

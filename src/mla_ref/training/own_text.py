@@ -46,8 +46,13 @@ def continue_windows(
         seed: Of the draws.
 
     Raises:
-        ValueError: The windows and the new tokens are longer than the model's context.
+        ValueError: The windows and the new tokens are longer than the model's context, or a
+            temperature is negative or not finite.
     """
+    if not bool((temperature.isfinite() & (temperature >= 0)).all()):
+        raise ValueError(
+            f"temperature must be finite and at least 0 in each row, got {temperature.tolist()}"
+        )
     total, context = token_ids.shape[1] + new_tokens, model.config.context_length
     if total > context:
         raise ValueError(

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mla_ref.cache import quantise_index_keys
-from mla_ref.checks import require_choice, require_count
+from mla_ref.checks import describe, require_choice, require_count, require_integer
 from mla_ref.indexer import index_scores, select_topk
 from mla_ref.layers import index_source
 from mla_ref.models.indexer_layer import IndexerLayer
@@ -117,7 +117,6 @@ def chooser(choice: str, k: int, indexers: dict[int, IndexerLayer], seed: int = 
     return choose
 
 
-@torch.inference_mode()
 def measure(
     model: SmolLM2,
     indexers: dict[int, IndexerLayer],
@@ -136,7 +135,34 @@ def measure(
         topks: Values of k.
         score_from: First position whose next token counts; rows before it are hardly sparse.
         choices: Which of `CHOICES`.
+
+    Raises:
+        ValueError: There is no window, or one has no row to score, or none with more than k keys.
+            Raised by the call, not by the first step.
     """
+    number, length = require_integer("windows", windows, "n length").shape
+    if not number:
+        raise ValueError(f"windows must hold one window at least, got {describe(windows)}")
+    if require_count("score_from", score_from) >= length - 1:
+        raise ValueError(
+            f"score_from must be below {length - 1}, the last position of {length} that has a next "
+            f"token, got {score_from}"
+        )
+    for k in topks:
+        if require_count("topks", k, at_least=1) >= length:
+            raise ValueError(f"topks must be below the window's {length} tokens, got {k}")
+    return _measured(model, indexers, windows, topks, score_from, choices)
+
+
+@torch.inference_mode()
+def _measured(
+    model: SmolLM2,
+    indexers: dict[int, IndexerLayer],
+    windows: Int[Tensor, "n length"],
+    topks: tuple[int, ...],
+    score_from: int,
+    choices: tuple[str, ...],
+) -> Iterator[Quality]:
     for choice in choices:
         for k in (None,) if choice == "dense" else topks:
             choose = None if k is None else chooser(choice, k, indexers)

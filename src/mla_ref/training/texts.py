@@ -37,7 +37,7 @@ def texts(
 
 
 def _kjv(module: Path) -> str:
-    """The first long string of the module, without the brackets around added words."""
+    """The longest string of the module, without the brackets around added words."""
     tree = ast.parse(module.read_text(encoding="utf-8"))
     strings = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
     text = max((s for s in strings if isinstance(s, str)), key=len)

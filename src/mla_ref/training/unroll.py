@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from mla_ref.checks import require_count
 from mla_ref.models.mtp import MTPWeights
 from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.training.trunk import causal_mask
@@ -83,9 +84,17 @@ def matches(
         guesses: Of each pass.
         token_ids: The text.
         first_anchor: Anchors before it are left out: there the text is not the model's own.
+
+    Raises:
+        ValueError: No anchor is left that has a token for each guess.
     """
     n = len(guesses)
     last = token_ids.shape[1] - n - 1
+    if require_count("first_anchor", first_anchor) >= last:
+        raise ValueError(
+            f"first_anchor must be below {last}, so that {n} guesses have their tokens in a text "
+            f"of {token_ids.shape[1]}, got {first_anchor}"
+        )
     right = torch.ones_like(token_ids[:, first_anchor:last], dtype=torch.bool)
     rates = []
     for number, guess in enumerate(guesses, start=1):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mla_ref.models.sparse import Attend
 from mla_ref.numerics import AttentionResult
-from mla_ref.validation.measure import Summary, plain
+from mla_ref.validation.measure import Summary, rounded
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ class LayerErrors:
                 "comparisons": len(errors),
                 "max_abs": Summary.of(error.max_abs for error in errors).to_json(),
                 "rel_l2": Summary.of(error.rel_l2 for error in errors).to_json(),
-                "max_abs_of_layers": [plain(error.max_abs, 4) for error in errors],
-                "rel_l2_of_layers": [plain(error.rel_l2, 4) for error in errors],
+                "max_abs_of_layers": [rounded(error.max_abs, 4) for error in errors],
+                "rel_l2_of_layers": [rounded(error.rel_l2, 4) for error in errors],
             }
             for a, b in combinations(self.ways, 2)
             if (errors := self.of(a, b))

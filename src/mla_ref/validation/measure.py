@@ -141,7 +141,7 @@ class Summary:
 
     def to_json(self) -> dict[str, Any]:
         """As plain numbers; None for NaN."""
-        return {name: plain(value) for name, value in asdict(self).items()}
+        return {name: rounded(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -214,12 +214,12 @@ class PairStatistics:
             "kl_by_position": [summary.to_json() for summary in self.kl_by_position],
             "top1_changes": list(self.top1_changes),
             "top10_overlap": self.overlap.to_json(),
-            "gap_noise": plain(self.gap_noise),
-            "kl_of_rows": [plain(row.kl, ROW_DIGITS) for row in self.rows],
+            "gap_noise": rounded(self.gap_noise),
+            "kl_of_rows": [rounded(row.kl, ROW_DIGITS) for row in self.rows],
         }
 
 
-def plain(value: Any, digits: int = DIGITS) -> Any:
+def rounded(value: Any, digits: int = DIGITS) -> Any:
     """A float with so many digits, None if it is NaN or infinite; anything else as it is."""
     if not isinstance(value, float):
         return value

@@ -11,7 +11,7 @@ from typing import Any
 
 from mla_ref.checks import require_count
 from mla_ref.speculative import AcceptanceStats
-from mla_ref.validation.measure import plain
+from mla_ref.validation.measure import rounded
 
 # Of the standard normal law: 95% lie within.
 Z_95 = 1.959963984540054
@@ -85,9 +85,9 @@ class Acceptance:
             "accepted": self.accepted,
             "drafted": self.drafted,
             "drafts": self.drafts,
-            "rate": plain(self.rate),
-            "wilson_95": [plain(end) for end in self.interval],
-            "mean_acceptance_length": plain(self.mean_length),
+            "rate": rounded(self.rate),
+            "wilson_95": [rounded(end) for end in self.interval],
+            "mean_acceptance_length": rounded(self.mean_length),
         }
 
 

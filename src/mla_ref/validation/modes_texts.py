@@ -19,7 +19,7 @@ from mla_ref.checks import require_count
 from mla_ref.engine import Engine, Request
 from mla_ref.models.language_model import LanguageModel
 from mla_ref.speculative import AcceptanceStats, Drafter
-from mla_ref.validation.measure import plain
+from mla_ref.validation.measure import rounded
 
 PAGE_SIZE = 64
 # New tokens of a step at most: a longer prompt runs in chunks.
@@ -180,10 +180,10 @@ class Departure:
             "place": found.place,
             "plain_id": found.plain_id,
             "other_id": found.other_id,
-            "top2_gap": plain(found.top2_gap),
-            "gap": plain(found.gap),
-            "noise": plain(self.noise),
-            "limit": plain(self.limit),
+            "top2_gap": rounded(found.top2_gap),
+            "gap": rounded(found.gap),
+            "noise": rounded(self.noise),
+            "limit": rounded(self.limit),
             "tie": self.tie,
         }
 

@@ -29,7 +29,7 @@ from mla_ref.platform.stream import current_device
 from mla_ref.speculative import Drafter
 from mla_ref.validation.modes_acceptance import Acceptance
 from mla_ref.validation.modes_texts import PAGE_SIZE, Departure, Texts, departures, write_texts
-from mla_ref.validation.verdict import FAILS, HOLDS
+from mla_ref.validation.verdict import FAILS, HOLDS, PROVES_NOTHING
 
 ONE_PROCESS = "one process"
 Prepare = Callable[[torch.device], tuple[SparseSmolLM2, Drafter]]
@@ -196,9 +196,10 @@ class RanksFinding:
 
     @property
     def status(self) -> str:
-        """Whether all have written the same, but for ties."""
-        ties = all(departure.tie for departure in self.departures)
-        return HOLDS if ties and not self.at_odds else FAILS
+        """Whether all have written the same, but for ties; that needs ranks that share a cache."""
+        if self.at_odds or not all(departure.tie for departure in self.departures):
+            return FAILS
+        return HOLDS if max(self.worlds, default=0) > 1 else PROVES_NOTHING
 
     @property
     def headline(self) -> str:
@@ -211,6 +212,11 @@ class RanksFinding:
         wrong = sum(not departure.tie for departure in self.departures)
         if wrong:
             return f"NOT the same: {what}. Differences that no tie explains: {wrong}."
+        if self.status == PROVES_NOTHING:
+            return (
+                f"Proves nothing: {what}. No cache was shared: one rank alone holds all of it, and "
+                "with one GPU there is one rank."
+            )
         if self.departures:
             return f"The same but for ties: {what}. Near ties: {len(self.departures)}."
         return f"The same tokens: {what}."

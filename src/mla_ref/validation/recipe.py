@@ -24,7 +24,7 @@ from mla_ref.models.smollm2 import SmolLM2
 from mla_ref.models.smollm2_served import MXFP8SmolLM2, served_weights
 from mla_ref.models.smollm2_sparse import SparseSmolLM2
 from mla_ref.speculative import AcceptanceStats, Drafter
-from mla_ref.validation.measure import plain, row_differences
+from mla_ref.validation.measure import rounded, row_differences
 from mla_ref.validation.modes_acceptance import Acceptance
 from mla_ref.validation.modes_texts import PAGE_SIZE, write_texts
 
@@ -93,9 +93,9 @@ class RecipeRow:
         """As plain data."""
         return {
             **asdict(self.recipe),
-            "perplexity": plain(self.perplexity),
-            "kl_of_plain_and_recipe": plain(self.kl),
-            "top1_as_plain": plain(self.top1),
+            "perplexity": rounded(self.perplexity),
+            "kl_of_plain_and_recipe": rounded(self.kl),
+            "top1_as_plain": rounded(self.top1),
             "tokens": self.tokens,
             "acceptance": self.acceptance.to_json(),
         }

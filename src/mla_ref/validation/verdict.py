@@ -1,6 +1,6 @@
 """What a replay shows, in a sentence that claims no more than its controls support.
 
-Three questions, in this order:
+Without a row nothing is proved. With rows there are three questions, in this order:
 
 1. Is every logit a number? A comparison with NaN is false, whatever is asked.
 2. Are decode and extend apart? They may be as far apart as decode is from itself with other splits
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any
 
-from mla_ref.validation.measure import PairStatistics, plain
+from mla_ref.validation.measure import PairStatistics, rounded
 from mla_ref.validation.replay import Replay, RowPlace
 
 # KL grows with the square of the logits' error. The null control merges other pieces than decode;
@@ -87,17 +87,17 @@ class Verdict:
         return {
             "status": self.status,
             "reason": self.reason,
-            "yardstick": plain(self.yardstick),
+            "yardstick": rounded(self.yardstick),
             "yardstick_of": self.yardstick_of,
             "factor": FACTOR,
             "sensitivity": SENSITIVITY,
-            "gap_noise": plain(self.gap_noise),
+            "gap_noise": rounded(self.gap_noise),
             "top1_changes": [
                 {
                     "script": change.place.script,
                     "step": change.place.step,
                     "position": change.place.position,
-                    "gap": plain(change.gap),
+                    "gap": rounded(change.gap),
                     "tie": change.tie,
                 }
                 for change in self.top1_changes
@@ -122,6 +122,8 @@ def judge(found: Replay) -> Verdict:
     def verdict(status: str, reason: str) -> Verdict:
         return Verdict(status, reason, yardstick, noise.name, noise.gap_noise, changes)
 
+    if not found.num_rows:
+        return verdict(PROVES_NOTHING, "no verifier row was measured")
     if broken := _not_finite(pairs.values(), found.places):
         return verdict(FAILS, broken)
     for name in CLOSE:
@@ -146,7 +148,8 @@ def judge(found: Replay) -> Verdict:
             f"the best token of {_rows(len(swapped))} is another one, and the two were no tie",
         )
     positive = pairs["decode || positive"].kl.mean
-    if positive <= 0 or positive < SENSITIVITY * yardstick:
+    # Turned round, so that a NaN on either side does not pass.
+    if positive <= 0 or not positive >= SENSITIVITY * yardstick:
         return verdict(
             PROVES_NOTHING,
             f"hiding earlier candidates moves the logits by a mean KL of {positive:.1e}, less than "
