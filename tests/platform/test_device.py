@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mla_ref.platform import (
+    gpu,
     peak_device_memory,
     reset_peak_device_memory,
     resolve_device,
@@ -85,3 +86,12 @@ def test_a_cpu_has_nothing_to_wait_for_and_no_count_of_memory():
     for count in (peak_device_memory, reset_peak_device_memory):
         with pytest.raises(ValueError, match=r"device must be a CUDA device.*'cpu'"):
             count(CPU)
+
+
+@pytest.mark.parametrize(("name", "index"), [("cuda", 3), ("cuda:0", 0), ("cuda:2", 2)])
+def test_cuda_without_a_number_is_the_current_gpu(monkeypatch, name, index):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        gpu, "read_gpu", lambda number: gpu.Gpu(number, "a card", (12, 0), 1, 1, 1, 1, 1)
+    )
+    assert gpu.gpu_of(torch.device(name)).index == index
