@@ -1,12 +1,11 @@
 """`mla-ref bench routing`: what it prints, its JSON, and a wrong result."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
-import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from tests.cli.verbs import run_verb, words
 
 from mla_ref.bench import routing
 from mla_ref.bench.routing_step import RoutedStep
@@ -25,14 +24,7 @@ def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench_routing, "CONTEXT", 80)
 
 
-def run(*words: str, width: int = 80) -> Result:
-    app = typer.Typer()
-    app.command()(bench)
-    return CliRunner().invoke(app, words, env={"COLUMNS": str(width)})
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+run = partial(run_verb, bench)
 
 
 def test_the_first_line_says_what_was_measured_on_what() -> None:

@@ -1,15 +1,14 @@
 """`mla-ref bench speculative`: what it prints, its JSON, a wrong text, and the real model."""
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from tests.cli.verbs import run_verb, words
 
 from mla_ref.cli import bench_speculative
 from mla_ref.cli.bench import bench
@@ -47,14 +46,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tokenizer, "from_gguf", lambda: tokenizer)
 
 
-def run(*words: str) -> Result:
-    app = typer.Typer()
-    app.command()(bench)
-    return CliRunner().invoke(app, words, env={"COLUMNS": "80"})
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+run = partial(run_verb, bench)
 
 
 @pytest.mark.usefixtures("tiny")

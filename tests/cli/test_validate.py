@@ -3,18 +3,16 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import typer
-from click.testing import Result
+from tests.cli.verbs import run_verb, words
 from tests.validation.small import SCRIPTS, Faulty, scales_wrong
 from tests.validation.small import validate as replay_small
-from typer.testing import CliRunner
 
 import mla_ref.validation as validation
 from mla_ref.bench.speculative_prompts import PROMPTS
@@ -60,14 +58,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return asked
 
 
-def run(*words: str) -> Result:
-    app = typer.Typer()
-    app.command()(validate)
-    return CliRunner().invoke(app, words, env={"COLUMNS": "80"})
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+run = partial(run_verb, validate)
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from tests.cli.verbs import run_verb, words
 
 import mla_ref.validation as validation
 from mla_ref.cli import validate_modes, validate_recipe, validate_rows
@@ -27,14 +27,7 @@ from mla_ref.validation.recipe import RECIPES, RecipeRow
 pytestmark = pytest.mark.thorough
 
 
-def run(*words: str) -> Result:
-    app = typer.Typer()
-    app.command()(validate)
-    return CliRunner().invoke(app, words, env={"COLUMNS": "80"})
-
-
-def words(text: str) -> str:
-    return " ".join(text.split())
+run = partial(run_verb, validate)
 
 
 @pytest.fixture

@@ -217,7 +217,7 @@ def test_another_number_of_experts_is_refused(name: str, count: int) -> None:
     """Fewer fused experts than the router names would be left out of the sum, silently."""
     weights = fused(state())
     weights[name] = weights[name][torch.arange(count) % EXPERTS]
-    with pytest.raises(ValueError, match=rf"{name} .* num_experts = {EXPERTS}, got .*\[{count}"):
+    with pytest.raises(ValueError, match=rf"{name} must .* \[{EXPERTS}\b.*, got .*\[{count}"):
         MixtureOfExperts.from_state_dict(config(), weights, "")
 
 
@@ -225,7 +225,7 @@ def test_fewer_fused_experts_in_both_tensors_are_refused() -> None:
     weights = fused(state())
     for name in ("experts.gate_up_proj", "experts.down_proj"):
         weights[name] = weights[name][:6]
-    with pytest.raises(ValueError, match=r"num_experts = 8, got .*\[6, 10, 6\]"):
+    with pytest.raises(ValueError, match=r"\[8, .*, got .*\[6, 10, 6\]"):
         MixtureOfExperts.from_state_dict(config(), weights, "")
 
 

@@ -193,9 +193,7 @@ def paged_index_scores(
     *,
     out: Float[Tensor, "rows s_kv"] | None = None,
 ) -> Float[Tensor, "rows s_kv"]:
-    """Scores of the keys of each row's own request, from the FP8 cache as served.
-
-    Tests alone call it: the part "index_scores", which the engine calls, is for one request.
+    """Scores of the keys of each row's own request, from the FP8 cache as served: no part yet.
 
     Args:
         q: E4M3 bytes of the index queries, from `quantise_index_keys`.

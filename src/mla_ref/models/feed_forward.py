@@ -117,13 +117,12 @@ class MixtureOfExperts:
                 fewer experts than `config` says.
             TypeError: A tensor is not of 16, 32 or 64 bits.
         """
-        _require_experts(config.num_experts, state_dict, prefix)
         fused = f"{prefix}experts.gate_up_proj" in state_dict
         names = [f"experts.{expert}." for expert in range(0 if fused else config.num_experts)]
         wanted = _gated("shared_experts.", inner="shared_inner")
         for name in names:
             wanted |= _gated(name)
-        if fused:
+        if fused:  # an expert that is not there would be left out of the sum, unseen
             wanted["experts.gate_up_proj"] = (config.num_experts, "two_inner", "hidden")
             wanted["experts.down_proj"] = (config.num_experts, "hidden", "inner")
         found = module_tensors(state_dict, wanted, prefix=prefix, skip=("gate.",))
@@ -179,21 +178,6 @@ def _gated(name: str, inner: str = "inner") -> dict[str, tuple[int | str, ...]]:
     """Names and shapes of a gated network's weights."""
     shapes = ((inner, "hidden"), (inner, "hidden"), ("hidden", inner))
     return {f"{name}{part}.weight": shape for part, shape in zip(_NAMES, shapes, strict=True)}
-
-
-def _require_experts(num_experts: int, state_dict: Mapping[str, Tensor], prefix: str) -> None:
-    """Raise a ValueError unless what has a row an expert has as many as the configuration says.
-
-    An expert that is not there would be left out of the sum, and the logits subtly worse.
-    """
-    names = ("gate.weight", "gate.e_score_correction_bias")
-    for name in (*names, "experts.gate_up_proj", "experts.down_proj"):
-        tensor = state_dict.get(f"{prefix}{name}")
-        if tensor is not None and tensor.shape[:1] != (num_experts,):
-            raise ValueError(
-                f"{prefix}{name} must have one row for each of num_experts = {num_experts}, got "
-                f"{describe(tensor)}"
-            )
 
 
 def _unfused(
